@@ -345,29 +345,24 @@ def _faults_of_mapping(content: Any) -> list[str]:
         for name in content
         if name not in _SECTIONS_OF_A_MAPPING
     ]
-    wrong = {
-        name: kind
-        for name, kind in _SECTIONS_OF_A_MAPPING.items()
-        if name in content and not isinstance(content[name], kind)
-    }
-    faults += [
-        f"`{name}` must be a {kind.__name__}, got {content[name]!r:.60}"
-        for name, kind in wrong.items()
-    ]
+    sections = {name: content.get(name, kind()) for name, kind in _SECTIONS_OF_A_MAPPING.items()}
+    for name, kind in _SECTIONS_OF_A_MAPPING.items():
+        if not isinstance(sections[name], kind):
+            faults.append(f"`{name}` must be a {kind.__name__}, got {content[name]!r:.60}")
+            sections[name] = kind()
     if "extends" in content and content["extends"] not in _EXTENDABLE:
         faults.append(
             f"`extends` must be {' or '.join(_EXTENDABLE)}, got {content['extends']!r:.60}"
         )
     if "prefix" in content and "extends" not in content:
         faults.append("`prefix` must come with `extends`, to whose names it is added")
-    if "ignored" not in wrong:
-        faults += [
-            f"`ignored` must list patterns of names, got {pattern!r:.60}"
-            for pattern in content.get("ignored", [])
-            if not isinstance(pattern, str)
-        ]
+    faults += [
+        f"`ignored` must list patterns of names, got {pattern!r:.60}"
+        for pattern in sections["ignored"]
+        if not isinstance(pattern, str)
+    ]
     known = VanillaTransformerConfig.__annotations__
-    for name in content.get("constants", {}) if "constants" not in wrong else {}:
+    for name in sections["constants"]:
         if name not in known:
             nearest = difflib.get_close_matches(str(name), known, n=1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""

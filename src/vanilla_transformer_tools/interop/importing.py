@@ -99,9 +99,6 @@ def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> LogitGa
     """Compares in the dtype of the weights, and if they differ there in float32.
 
     Products of 16 bits, of matrices that one model has side by side, may round otherwise.
-
-    Raises:
-        ValueError: If the models differ in both.
     """
     dtype = model.dtype
     comparison = compare_logits(source, model)
@@ -322,10 +319,9 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
 
 
 def _check_config(name_or_path: str) -> dict[str, Any]:
-    """Rejects an unsupported model, or no model at all, before gigabytes are read.
+    """Fields of our config; an unsupported model is rejected before gigabytes are read.
 
-    Returns:
-        Fields of our config; none if it cannot be found, which loading the tokenizer explains.
+    There are none where no config can be found, which loading the tokenizer explains.
     """
     folder = Path(name_or_path)
     if folder.is_dir():

@@ -311,11 +311,7 @@ def _compare(
     new_ids: Mapping[int, int],
     lines: Iterable[str],
 ) -> None:
-    """Rejects a tokenizer that splits text differently although it could do the same.
-
-    Raises:
-        ValueError: If it does.
-    """
+    """Rejects a tokenizer that splits text differently although it could do the same."""
     for batch in _batches(lines):
         before = tokenizer(batch, verbose=False)["input_ids"]
         after = smaller(batch, verbose=False)["input_ids"]

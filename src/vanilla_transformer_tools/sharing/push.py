@@ -164,11 +164,7 @@ def _shared_files(folder: Path) -> list[Path]:
 
 
 def _refuse_links(folder: Path, files: list[Path]) -> None:
-    """Rejects links to files elsewhere, and everything that is no regular file.
-
-    Raises:
-        ValueError: If there are such files; names all.
-    """
+    """Rejects links to files elsewhere, and everything that is no regular file; names all."""
     root = folder.resolve()
     # The files of a snapshot in the Hub's cache are links to the blobs of its repository.
     is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
@@ -194,11 +190,7 @@ def _refuse_links(folder: Path, files: list[Path]) -> None:
 
 
 def _check_needed(folder: Path) -> None:
-    """Rejects a folder without a file that loading needs.
-
-    Raises:
-        ValueError: If a file is missing; names all.
-    """
+    """Rejects a folder without the files that loading needs; names all that it lacks."""
     needed = list(_NEEDED_FILES)
     if not any(file for pattern in VOCABULARY_FILES for file in folder.glob(pattern)):
         needed.append("tokenizer.json")

@@ -124,11 +124,7 @@ def push_space(
 
 
 def _web_files(folder: Path, model: str) -> dict[str, bytes]:
-    """The files of a page that `export --format web` made, with a card.
-
-    Raises:
-        ValueError: If the folder holds no page, a link, a secret or a home directory.
-    """
+    """The files of a page that `export --format web` made, with a card."""
     if not (folder / "index.html").is_file() or not (folder / "model").is_dir():
         raise ValueError(
             f"--web must be a folder made by `export --format web`, got {str(folder)!r}."
@@ -196,11 +192,7 @@ def _front_matter(model: str, **fields: str) -> str:
 
 
 def _contents(folder: Path, suffixes: tuple[str, ...] = ("",)) -> dict[str, bytes]:
-    """The files of a folder by path; hidden files and folders are left out.
-
-    Raises:
-        ValueError: If a file is a link, which may lead to a private file.
-    """
+    """The files of a folder by path without hidden ones; links may lead to private files."""
     contents: dict[str, bytes] = {}
     for name in names_below(folder):
         path = folder / name
