@@ -28,8 +28,9 @@ from vanilla_transformer_tools.saved_folder import check_size
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 SOURCES = Path(__file__).with_name("sources")
-# Declarations that are no class of Transformers: what these extend, and other programs.
-_NO_CLASSES = ("transformers", "fairseq", "marian_npz", "nn_transformer")
+_PROGRAMS = ("fairseq", "marian_npz")
+# Declarations that are no class of Transformers.
+_NO_CLASSES = ("transformers", "nn_transformer", *_PROGRAMS)
 # What a mapping may extend: declarations that take nothing from a config.
 _EXTENDABLE = ("nn_transformer",)
 
@@ -98,21 +99,19 @@ class Declaration:
 
     @classmethod
     def of(cls, model_type: str) -> "Declaration":
-        """The declaration of a class of Transformers, by its `model_type`.
+        """The declaration of a class of Transformers, or of `fairseq` or `marian_npz`.
+
+        Args:
+            model_type: Of the class, or one of these programs.
 
         Raises:
             ValueError: If there is none.
         """
-        if model_type not in known_sources():
+        if model_type not in (*known_sources(), *_PROGRAMS):
             raise ValueError(
                 f"The model type must be one of {', '.join(known_sources())}, got {model_type!r}."
             )
         return cls._from(_read(model_type))
-
-    @classmethod
-    def of_program(cls, name: str) -> "Declaration":
-        """The declaration of the `transformer` of another program: `fairseq` or `marian_npz`."""
-        return cls._from(_read(name))
 
     @classmethod
     def of_mapping(cls, file: Path) -> "Declaration":
@@ -203,7 +202,7 @@ class Declaration:
 
     def _with_defaults(self, source: Fields) -> Fields:
         values = {name: value for name, value in source.items() if value is not None}
-        return {**self.defaults, **values} if self.defaults else source
+        return {**self.defaults, **values}
 
     def _translated(self, theirs: str, source: Fields) -> Any:
         value = source.get(theirs)

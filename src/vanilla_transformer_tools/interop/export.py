@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.generation_vanilla_transformer import padded
 from vanilla_transformer_tools.files import names_below, new_folder
+from vanilla_transformer_tools.interop import onnx, to_marian
 from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
 from vanilla_transformer_tools.interop.to_transformers import (
     FORMATS,
@@ -48,9 +48,6 @@ from vanilla_transformer_tools.translation.search import (
     refuse_torch_only,
     start_and_ends,
 )
-
-if TYPE_CHECKING:
-    from vanilla_transformer_tools.interop.onnx import OnnxModel
 
 logger = logging.getLogger(__name__)
 
@@ -227,8 +224,6 @@ def _write_ctranslate2(
 def _write_onnx(
     engine: TorchEngine, folder: Path, sources: list[list[int]], quantization: str
 ) -> Agreement:
-    from vanilla_transformer_tools.interop import onnx
-
     onnx.export_onnx(engine.model, folder)
     agreement = _compare_logits(engine, onnx.OnnxModel(folder), sources)
     agreement.check(*_ONNX_TOLERANCE)
@@ -261,8 +256,6 @@ def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> Logit
 def _write_marian(
     engine: TorchEngine, tokenizers: TokenizerPair, folder: Path, sources: list[list[int]]
 ) -> Agreement | None:
-    from vanilla_transformer_tools.interop import to_marian
-
     to_marian.write_marian(engine.model, tokenizers, folder)
     if not to_marian.has_engine():
         return None
@@ -353,7 +346,7 @@ def _compare_translations(
 
 def _compare_logits(
     engine: TorchEngine,
-    exported: "OnnxModel",
+    exported: onnx.OnnxModel,
     sources: list[list[int]],
     *,
     is_quantized: bool = False,

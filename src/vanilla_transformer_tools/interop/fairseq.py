@@ -87,7 +87,7 @@ def read_checkpoint(file: Path) -> Source:
     settings["source_entries"] = len(source)
     settings["target_entries"] = None if is_joint else len(target)
     tokenizers = TokenizerPair.joint(source) if is_joint else TokenizerPair(source, target)
-    declaration = Declaration.of_program("fairseq")
+    declaration = Declaration.of("fairseq")
     tensors = tensors_in(content, file)
     return Source({"model_type": "fairseq"}, declaration, settings, tensors, tokenizers)
 

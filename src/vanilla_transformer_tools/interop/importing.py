@@ -288,7 +288,7 @@ def _of_transformers(name_or_path: str) -> Source:
 def compute_as_marian(model: VanillaTransformerForConditionalGeneration) -> None:
     """Gives a model that comes from `MarianMTModel` what Marian has: positions and no `<pad>`."""
     config = model.config
-    marian = Declaration.of_program("marian_npz")
+    marian = Declaration.of("marian_npz")
     config.position_base = marian.fields({"dim-emb": config.d_model})["position_base"]
     config.layer_norm_eps = marian.constants["layer_norm_eps"]
     model.lm_head.bias[config.pad_token_id] = NO_ENTRY

@@ -94,7 +94,7 @@ def read_marian(file: Path) -> Source:
     decoder = _decoder_settings(own if own.is_file() else file.with_name(DECODER_FILE))
     settings |= {name: decoder[name] for name in ("word-penalty",) if name in decoder}
     settings |= readable(settings, "Wpos" in arrays)
-    declaration = Declaration.of_program("marian_npz")
+    declaration = Declaration.of("marian_npz")
     faults = declaration.faults(settings)
     files = _vocabulary_files(file, decoder)
     faults += [

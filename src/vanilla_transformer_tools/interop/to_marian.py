@@ -79,7 +79,7 @@ def write_marian(
         raise ValueError("Marian cannot hold this model:\n" + "\n".join(faults))
     if config.position_embedding_type == "sinusoidal":
         weights = {name: sines_first(name, tensor) for name, tensor in weights.items()}
-    rules = Declaration.of_program(_DECLARATION).weights
+    rules = Declaration.of(_DECLARATION).weights
     pieces = {name: rules.pieces_of(name, _NORMS_BEFORE)[0] for name in weights}
     rows = dict(zip(("encoder", "decoder"), settings["dim-vocabs"], strict=True))
     arrays: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def _faults(
 ) -> list[str]:
     """What Marian has no option for."""
     config = model.config
-    declaration = Declaration.of_program(_DECLARATION)
+    declaration = Declaration.of(_DECLARATION)
     # Sizes and ids are compared with the entries instead.
     given: dict[str, Any] = {"rows": config.vocab_size, "target_rows": config.decoder_vocab_size}
     given |= {"pad": config.pad_token_id, "end": config.eos_token_id}
