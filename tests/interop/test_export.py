@@ -344,7 +344,7 @@ EXPORTED = ("model.bin", "config.json", "run.json")
     [
         (["mine.txt"], False, "out' must not exist yet.*--force to replace"),
         (["mine.txt"], True, "out' must not exist yet.*and nothing else"),
-        (["config.json"], True, r"and nothing else; this has no record of one in run\.json"),
+        (["config.json"], True, r"and nothing else; this has no list of one in run\.json"),
         *[
             ([*EXPORTED, name], True, rf"and nothing else; this holds {name}, too\.")
             for name in ("notes.txt", "model.safetensors", "target_tokenizer/run.json")

@@ -6,7 +6,7 @@ of the same notation, without a config of the source to take values from.
 
 import copy
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -76,7 +76,6 @@ class Declaration:
 
     Attributes:
         weights: Which tensors become which.
-        own_rules: Rules of a mapping itself, each of which must be of use.
         defaults: Fields of the source's config that may be absent.
         config: Fields of our config and the names of the source's fields they are taken from.
         values: By the source's field: its values that are called otherwise here.
@@ -88,7 +87,6 @@ class Declaration:
     """
 
     weights: WeightMap
-    own_rules: Mapping[str, Any]
     defaults: dict[str, Any] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[Any, Any]] = field(default_factory=dict)
@@ -128,16 +126,15 @@ class Declaration:
         faults = _faults_of_mapping(content)
         if faults:
             raise ValueError(f"{file} must be a mapping of weights, got:\n" + "\n".join(faults))
-        own_rules = content.get("tensors", {})
         try:
-            return cls._from(_complete(content), own_rules)
+            return cls._from(_complete(content))
         except ValueError as error:
             raise ValueError(f"{file} must have rules that can be read, got:\n{error}") from error
 
     @classmethod
-    def _from(cls, content: dict[str, Any], own_rules: Fields | None = None) -> "Declaration":
+    def _from(cls, content: dict[str, Any]) -> "Declaration":
         rules = [content.pop(name, {}) for name in ("tensors", "ignored", "older")]
-        return cls(WeightMap(*rules), own_rules or {}, **content)
+        return cls(WeightMap(*rules), **content)
 
     def fields(self, source: Fields) -> dict[str, Any]:
         """Fields of our config, from the source's fields; one that is absent there is None."""
@@ -182,23 +179,6 @@ class Declaration:
             for name in _WITHOUT_A_SHAPE
             if name not in declared
         }
-
-    def useless_rules(self, targets: Iterable[str]) -> list[str]:
-        """Rules of a mapping that are for none of our tensors.
-
-        Args:
-            targets: Names of these.
-        """
-        names = list(targets)
-        return [
-            f"{target}: none of our tensors has such a name"
-            for target, source in self.own_rules.items()
-            if not any(
-                pattern.fullmatch(name)
-                for pattern, _ in WeightMap({target: source}).rules
-                for name in names
-            )
-        ]
 
     def _with_defaults(self, source: Fields) -> Fields:
         values = {name: value for name, value in source.items() if value is not None}
@@ -264,7 +244,6 @@ class Source:
             model.generation_config = copy.deepcopy(self.generation_config)
         targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
         plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
-        faults += self.declaration.useless_rules([*targets, *tied])
         return model, replace(plan, faults=faults + plan.faults)
 
     def one_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -51,13 +51,13 @@ from vanilla_transformer_tools.translation.search import (
 
 logger = logging.getLogger(__name__)
 
+# Either has the names of all files of an export, by which it is recognised.
+_RECORDS = (RUN_FILE, FACTS_FILE)
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 # One in so many of these lines is decoded by Marian.
 _MARIAN_SHARE = 5
 # Lines whose logits are in memory at the same time.
 _BATCH_LINES = 16
-# Longest output, in lengths of its source. Marian has no other limit.
-LENGTH_FACTOR = 3
 # Width of the beams whose translations are compared beside the greedy ones.
 _BEAMS = 4
 
@@ -259,7 +259,7 @@ def _write_marian(
     to_marian.write_marian(engine.model, tokenizers, folder)
     if not to_marian.has_engine():
         return None
-    translate = partial(to_marian.translate, folder, tokenizers, length_factor=LENGTH_FACTOR)
+    translate = partial(to_marian.translate, folder, tokenizers)
     # Marian normalises over all tokens, also over those that it does not generate.
     agreement = _compare_translations(engine, translate, sources[::_MARIAN_SHARE], banned=[])
     agreement.check(*_TOLERANCES["float32"])
@@ -278,12 +278,12 @@ def _check_output(output: Path, *, force: bool, is_forceable: bool) -> None:
     if not output.is_dir():
         raise FileExistsError(f"{fault}; this is a file.")
     files = {*names_below(output)}
-    records = [read_object(output / name) for name in (RUN_FILE, FACTS_FILE) if name in files]
-    lists = [one["exported"] for one in records if isinstance(one.get("exported"), list)]
+    records = {name: read_object(output / name) for name in _RECORDS if name in files}
+    lists = {name: found for name, one in records.items() if (found := one.get("exported"))}
     if files and not lists:
-        raise FileExistsError(f"{fault}; this has no record of one in {RUN_FILE} or {FACTS_FILE}.")
+        raise FileExistsError(f"{fault}; this has no list of one in {' or '.join(_RECORDS)}.")
     # `evaluate` adds its results.
-    if others := sorted(files - {*chain(*lists), RUN_FILE, FACTS_FILE, RESULTS_FILE}):
+    if others := sorted(files - {*lists, *chain(*lists.values()), RESULTS_FILE}):
         raise FileExistsError(
             f"{fault}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
             "Give another folder, or take them out."
@@ -311,7 +311,7 @@ def _sample_sources(
 
 def _best(engine: Engine, sources: list[list[int]], search: Search) -> list[Hypothesis]:
     """The best translation of each source."""
-    limits = [LENGTH_FACTOR * len(source) for source in sources]
+    limits = [to_marian.LENGTH_FACTOR * len(source) for source in sources]
     found = engine.translate_batch(sources, [[] for _ in sources], limits, search)
     return [hypotheses[0] for hypotheses in found]
 

@@ -37,6 +37,8 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_
 from vanilla_transformer_tools.translation.engines import Hypothesis
 
 WEIGHTS_FILE = "model.npz"
+# Longest output, in lengths of its source; Marian has no other limit.
+LENGTH_FACTOR = 3
 _NAMES = {"silu": "swish"}
 _DECLARATION = "marian_npz"
 # Larger ones are not negligible beside the variance.
@@ -204,7 +206,7 @@ def has_engine() -> bool:
 
 
 def translate(
-    folder: Path, tokenizers: TokenizerPair, sources: Sequence[list[int]], *, length_factor: int = 3
+    folder: Path, tokenizers: TokenizerPair, sources: Sequence[list[int]]
 ) -> list[Hypothesis]:
     """What Marian translates greedily; scores are log-probabilities per token.
 
@@ -212,7 +214,6 @@ def translate(
         folder: Made by `write_marian`.
         tokenizers: Tokenizers of the model.
         sources: Ids with `</s>`.
-        length_factor: Longest output, in lengths of its source.
 
     Raises:
         ValueError: If it fails; ends with its last words.
@@ -224,7 +225,7 @@ def translate(
     )
     command = [sys.executable, "-m", "pymarian", "decode", "-c", DECODER_FILE, "--cpu-threads", "1"]
     command += ["-w", "200", "--quiet", "-b", "1", "--n-best", "--normalize", "0"]
-    command += ["--mini-batch", "1", "--max-length-factor", str(length_factor)]
+    command += ["--mini-batch", "1", "--max-length-factor", str(LENGTH_FACTOR)]
     found = subprocess.run(
         command,
         cwd=folder,
@@ -243,7 +244,7 @@ def translate(
     hypotheses = []
     for source, (text, score) in zip(sources, results, strict=True):
         tokens = [ids[token] for token in text.split()]
-        is_whole = len(tokens) < length_factor * len(source)
+        is_whole = len(tokens) < LENGTH_FACTOR * len(source)
         end = tokenizers.target.eos_token_id if is_whole else None
         hypotheses.append(Hypothesis(tokens, float(score) / (len(tokens) + is_whole), end))
     return hypotheses

@@ -142,11 +142,7 @@ def read_card(file: Path) -> str:
 
 
 def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> str:
-    """A card with the marked sections and the scores of a fresh one, without forgotten scores.
-
-    Raises:
-        ValueError: If it has no marks, or its metadata are not a card's.
-    """
+    """A card with the marked sections and the scores of a fresh one, without forgotten scores."""
     sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
     line_end = "\r\n" if "\r\n" in card else "\n"
     card = card.replace("\r\n", "\n")
