@@ -168,7 +168,8 @@ def kept_ids(
     faults = []
     for name, config in (("config", model.config), ("generation_config", model.generation_config)):
         for field in _NEEDED_IDS:
-            needed = _as_list(getattr(config, field, None))
+            value = getattr(config, field, None)
+            needed = value if isinstance(value, list) else [value] * (value is not None)
             faults += [
                 f"`{field}` of {name}.json is {token_id}"
                 for token_id in needed
@@ -381,9 +382,3 @@ def _renumber(config: Any, new_ids: Mapping[int, int]) -> None:
         config.sequence_bias = [
             [tokens, bias] for sequence, bias in pairs for tokens in remaining([sequence])
         ] or None
-
-
-def _as_list(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]

@@ -59,18 +59,13 @@ _RUNTIME = {
     ),
 }
 _NPM_SECONDS = 600
-# Steps that transformers.js computes as the library does; others are left out there or approximate.
+# Of each part of a pipeline: the name of several steps, and the steps that transformers.js computes
+# as the library does; others are left out there or approximate.
 _STEPS = {
-    "normalizer": {"Replace", "NFC", "NFD", "NFKC", "NFKD"},
-    "pre_tokenizer": {"Metaspace", "Split"},
-    "post_processor": {"TemplateProcessing"},
-    "decoder": {"ByteFallback", "Fuse", "Strip"},
-}
-_PARTS_OF_SEQUENCE = {
-    "normalizer": "normalizers",
-    "pre_tokenizer": "pretokenizers",
-    "post_processor": "processors",
-    "decoder": "decoders",
+    "normalizer": ("normalizers", {"Replace", "NFC", "NFD", "NFKC", "NFKD"}),
+    "pre_tokenizer": ("pretokenizers", {"Metaspace", "Split"}),
+    "post_processor": ("processors", {"TemplateProcessing"}),
+    "decoder": ("decoders", {"ByteFallback", "Fuse", "Strip"}),
 }
 _MODELS = ("BPE", "WordLevel")
 
@@ -238,7 +233,8 @@ def _steps(pipeline: dict[str, Any], part: str) -> list[dict[str, Any]]:
         return []
     if step["type"] != "Sequence":
         return [step]
-    steps: list[dict[str, Any]] = step[_PARTS_OF_SEQUENCE[part]]
+    name, _ = _STEPS[part]
+    steps: list[dict[str, Any]] = step[name]
     return steps
 
 
@@ -249,7 +245,7 @@ def _faults(pipeline: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
             f"The model must be one of {', '.join(_MODELS)}, got {model['type']}, which has no "
             "byte fallback there. Train with --tokenizer_kind bpe, word or char."
         )
-    for part, known in _STEPS.items():
+    for part, (_, known) in _STEPS.items():
         if others := sorted({step["type"] for step in _steps(pipeline, part)} - known):
             yield f"The {part} must consist of {', '.join(sorted(known))}, got {', '.join(others)}."
     if not config.get("split_special_tokens"):
