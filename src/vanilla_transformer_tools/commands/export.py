@@ -62,7 +62,7 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
     disable_progress_bar()
     # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    print(f"exporting {model} and comparing translations ...", file=sys.stderr)
+    print(f"exporting {model} and comparing the result with it ...", file=sys.stderr)
     agreement = export_model(
         model,
         output,
