@@ -223,6 +223,12 @@ def test_tokenizer_that_the_browser_would_read_otherwise_is_refused(tmp_path, ca
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.fixture
+def no_cache(monkeypatch):
+    """Not even that of the slow tests of this file."""
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+
+
 def fake_npm(folder, script):
     folder.mkdir()
     file = folder / "npm"
@@ -231,21 +237,21 @@ def fake_npm(folder, script):
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def test_npm_that_fails_is_told(tmp_path, monkeypatch):
+def test_npm_that_fails_is_told(tmp_path, monkeypatch, no_cache):
     monkeypatch.setenv("PATH", fake_npm(tmp_path / "bin", "echo 'no network' >&2; exit 1"))
 
     with pytest.raises(OSError, match=r"needs the npm package .* cannot download it: no network"):
         web.runtime(tmp_path)
 
 
-def test_npm_that_is_missing_is_told(tmp_path, monkeypatch):
+def test_npm_that_is_missing_is_told(tmp_path, monkeypatch, no_cache):
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(OSError, match=r"and npm is not installed\. Install Node\.js"):
         web.runtime(tmp_path)
 
 
-def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch):
+def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch, no_cache):
     script = "mkdir -p package/dist && cd package && touch LICENSE dist/transformers.web.min.js"
     script += " dist/ort.wasm.bundle.min.mjs dist/ort-wasm-simd-threaded.wasm"
     script += " && cd .. && tar czf x.tgz package"
