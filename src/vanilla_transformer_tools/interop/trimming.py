@@ -168,7 +168,7 @@ def kept_ids(
     faults = []
     for name, config in (("config", model.config), ("generation_config", model.generation_config)):
         for field in _NEEDED_IDS:
-            value = getattr(config, field, None)
+            value: Any = getattr(config, field, None)
             needed = value if isinstance(value, list) else [value] * (value is not None)
             faults += [
                 f"`{field}` of {name}.json is {token_id}"
