@@ -19,8 +19,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from lab import seconds_of
 from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.export import export_to_ctranslate2
-from vanilla_transformer_tools.interop.marian_files import DECODER_FILE, NO_ENTRY, Vocabulary
+from vanilla_transformer_tools.interop.export import export_model
+from vanilla_transformer_tools.interop.marian_files import (
+    DECODER_FILE,
+    NO_ENTRY,
+    vocabulary_tokenizer,
+)
 from vanilla_transformer_tools.interop.to_marian import has_engine, write_marian
 from vanilla_transformer_tools.settings import PRESETS
 from vanilla_transformer_tools.text.batches import padded
@@ -230,7 +234,7 @@ def write_folders(
         elif CONTENDERS[name] is CTranslate2:
             kind = "float32" if name.endswith("float32") else "int8"
             try:
-                export_to_ctranslate2(str(model_folder), folder, quantization=kind, sample=lines)
+                export_model(str(model_folder), folder, quantization=kind, sample=lines)
             except ImportError as error:
                 print(f"without {name}: {error}", file=sys.stderr)
                 continue
@@ -280,7 +284,7 @@ def write_random_marian(preset: str, folder: Path) -> None:
     model.save_pretrained(folder)
     words = ["</s>", "<unk>", *(f"word{number}" for number in range(2, start))]
     entries = {word: number for number, word in enumerate(words)}
-    Vocabulary(entries).tokenizer(start).save_pretrained(folder)
+    vocabulary_tokenizer(entries, start).save_pretrained(folder)
 
 
 def random_sources(

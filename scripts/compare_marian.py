@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, Vocabulary
-from vanilla_transformer_tools.interop.to_marian import decode, has_engine, write_marian
+from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, vocabulary_tokenizer
+from vanilla_transformer_tools.interop.to_marian import has_engine, translate, write_marian
 from vanilla_transformer_tools.interop.to_transformers import to_transformers
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
@@ -63,18 +63,20 @@ def main() -> None:
         sys.exit("This comparison needs Marian: pip install pymarian")
     ours = random_model()
     words = {"</s>": 0, "<unk>": 1} | {str(row): row for row in range(2, ENTRIES)}
-    sources = [torch.randint(2, ENTRIES, (length,)).tolist() for length in lengths]
+    sources = [[*torch.randint(2, ENTRIES, (length,)).tolist(), 0] for length in lengths]
+    pair = TokenizerPair.joint(vocabulary_tokenizer(words, ENTRIES))
     with TemporaryDirectory() as folder:
-        write_marian(ours, TokenizerPair.joint(Vocabulary(words).tokenizer(ENTRIES)), Path(folder))
-        decoded = decode(Path(folder), [" ".join(map(str, source)) for source in sources])
+        write_marian(ours, pair, Path(folder))
+        decoded = translate(Path(folder), pair, sources)
     ours.config.position_base = 10_000
     theirs = to_transformers(ours, "marian").eval()
     print("| source, output (tokens) | Marian | this package | `MarianMTModel` |")
     print("| --- | --- | --- | --- |")
-    for source, (text, score) in zip(sources, decoded, strict=True):
-        target = [words[token] for token in text.split()]
-        rest = (f"{log_probability(one, [*source, 0], target):.3f}" for one in (ours, theirs))
-        print(f"| {len(source)}, {len(target)} | {score:.3f} | {' | '.join(rest)} |")
+    for source, found in zip(sources, decoded, strict=True):
+        target = found.ended
+        rest = (f"{log_probability(one, source, target):.3f}" for one in (ours, theirs))
+        score = found.score * len(target)
+        print(f"| {len(source) - 1}, {len(target)} | {score:.3f} | {' | '.join(rest)} |")
 
 
 if __name__ == "__main__":

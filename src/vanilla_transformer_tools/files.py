@@ -498,6 +498,62 @@ def _lock(path: Path, waits: bool) -> int:
     return held
 
 
+@contextmanager
+def new_folder(folder: Path, noun: str, check: Callable[[Path], None]) -> Iterator[Path]:
+    """Where to make a folder that is put in place, whole, at the end of the block.
+
+    If the block fails, what was there before remains; so it does if the process is killed, once
+    the next one begins. Weights get the mode of other new files.
+
+    Args:
+        folder: The folder; what is there is replaced.
+        noun: What it is, such as `export`, for errors.
+        check: Raises an error if there is something that may not be replaced. It is called before
+            the block, and after it because somebody else may have made the folder meanwhile.
+
+    Raises:
+        OSError: If there is no room for the folder.
+    """
+    prefix = f".{folder.name}.new-"
+    for killed in abandoned(folder.parent, prefix):
+        if not folder.exists():
+            _restore(killed, folder)
+    check(folder)
+    with ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # Fails now rather than after the minutes that the block may take.
+            scratch = stack.enter_context(scratch_folder(folder.parent, prefix))
+        except OSError as error:
+            raise OSError(
+                f"The {noun} cannot be written to {str(folder)!r}: {error.strerror}. Choose "
+                "another folder."
+            ) from error
+        stack.enter_context(naming_full_disk(folder.parent, f"the {noun} {folder.name!r}"))
+        yield scratch / "new"
+        share_weights(scratch / "new")
+        check(folder)
+        try:
+            if folder.exists():
+                folder.rename(scratch / "old")
+            (scratch / "new").rename(folder)
+        except BaseException:
+            _restore(scratch, folder)
+            raise
+
+
+def _restore(scratch: Path, folder: Path) -> None:
+    """Restores the folder that was to be replaced; its replacement is lost."""
+    if (scratch / "old").exists():
+        (scratch / "old").rename(folder)
+
+
+def names_below(folder: Path) -> list[str]:
+    """Paths of all files and links in a folder and its folders, relative to it, in order."""
+    files = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
 def share_weights(folder: Path) -> None:
     """Gives weights the mode of other new files; safetensors lets only their owner read them."""
     with scratch_file(folder, ".mode-") as usual:

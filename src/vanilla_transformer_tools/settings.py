@@ -681,6 +681,10 @@ class PushSettings:
     )
 
 
+# Formats of exports to a runtime; the others are files of other programs.
+RUNTIMES = ("ctranslate2", "onnx", "web")
+
+
 @dataclass(frozen=True)
 class ExportSettings:
     """Settings of an export to another runtime, or to another class."""

@@ -559,7 +559,7 @@ def test_push_passes_each_option_on(field, watch):
 @pytest.mark.parametrize("runtime", ["ctranslate2", "onnx", "web"])
 @each(ExportSettings)
 def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
-    calls = watch(exporting, f"export_to_{runtime}")
+    calls = watch(exporting, "export_model")
     option, value = another(field)
     if field.name == "sample":
         lines = tmp_path / "sample"
@@ -573,7 +573,7 @@ def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
     main(["export", "--format", runtime, *option, "model", "out"])
 
     ((model, output), named) = calls[0]
-    assert (model, output) == ("model", Path("out"))
+    assert (model, output, named["format"]) == ("model", Path("out"), runtime)
     if option:
         assert named[field.name] == value
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from vanilla_transformer_tools.evaluation.metrics import TranslationScores
-from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.translation import Translator
 
 from ..support.documents import ROOT, read
@@ -250,7 +250,7 @@ def test_scores_belong_to_the_order_of_the_file(place, tuned, tmp_path):
 def client(tuned, tmp_path_factory):
     """Of the service."""
     folder = tmp_path_factory.mktemp("export") / "model"
-    export_to_ctranslate2(str(tuned), folder)
+    export_model(str(tuned), folder)
     return TestClient(names_of("serve_with_ctranslate2.py")["build_app"](folder))
 
 

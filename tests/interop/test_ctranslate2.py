@@ -16,7 +16,10 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.translation import Search
-from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
+from vanilla_transformer_tools.translation.ctranslate2_conversion import (
+    VanillaTransformerLoader,
+    convert,
+)
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 
@@ -508,8 +511,6 @@ def test_forbidden_sequences_are_refused(model, export):
 
 
 def test_parameter_without_a_place_is_refused(model, tokenizer):
-    from vanilla_transformer_tools.interop.ctranslate2 import VanillaTransformerLoader
-
     model.model.encoder.learned_positions = nn.Parameter(torch.zeros(3))
 
     with pytest.raises(ValueError, match=r"got none for: model\.encoder\.learned_positions"):

@@ -12,19 +12,18 @@ from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMT
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop import ctranslate2 as loader
 from vanilla_transformer_tools.interop import onnx as onnx_export
 from vanilla_transformer_tools.interop.export import (
     Agreement,
     _compare_logits,
     _sample_sources,
-    export_to_ctranslate2,
-    export_to_onnx,
+    export_model,
 )
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.sharing.model_card import record_results
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation import ctranslate2_conversion as loader
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import build_variant
@@ -61,7 +60,7 @@ def source(saved, tmp_path):
 def exported(saved, tmp_path_factory):
     """Its export, compared on random lines: how it agrees, and the folder."""
     folder = tmp_path_factory.mktemp("exported") / "out"
-    return export_to_ctranslate2(str(saved), folder), folder
+    return export_model(str(saved), folder), folder
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def out(exported, tmp_path):
 
 def export(source, output, **options):
     """An export that is compared on three lines only."""
-    return export_to_ctranslate2(source, output, sample=LINES, **options)
+    return export_model(source, output, sample=LINES, **options)
 
 
 def files(folder: Path) -> set[str]:
@@ -125,7 +124,7 @@ def test_export_with_a_short_table_of_positions_is_compared(source, tmp_path, lo
     model = build_variant(position_embedding_type="learned", max_position_embeddings=longest)
     model.save_pretrained(source)
 
-    agreement = export_to_ctranslate2(source, tmp_path / "out")
+    agreement = export_model(source, tmp_path / "out")
 
     assert agreement.lines == agreement.identical == 100
 
@@ -153,7 +152,7 @@ def test_random_sample_is_of_the_vocabulary_of_the_source(tiny_model, tmp_path):
 
 def test_sample_without_text_is_refused(source, tmp_path):
     with pytest.raises(ValueError, match="must have lines with text, got 2 blank ones"):
-        export_to_ctranslate2(source, tmp_path / "out", sample=["", "  "])
+        export_model(source, tmp_path / "out", sample=["", "  "])
 
     assert files(tmp_path) == {"model"}
 
@@ -162,7 +161,7 @@ def test_sample_without_text_is_refused(source, tmp_path):
 def test_onnx_folder_is_complete(tmp_path):
     source = save_latin_to_greek(tmp_path / "model")
 
-    agreement = export_to_onnx(source, tmp_path / "out")
+    agreement = export_model(source, tmp_path / "out", "onnx")
 
     assert files(tmp_path / "out") == {
         "onnx",
@@ -195,10 +194,9 @@ def test_model_of_another_class_is_refused(source, tmp_path, name):
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     config = MarianConfig(vocab_size=37, encoder_layers=1, decoder_layers=1, **sizes, **ids)
     MarianMTModel(config).save_pretrained(source)
-    export_to = {"ctranslate2": export_to_ctranslate2, "onnx": export_to_onnx}[name]
 
     with pytest.raises(ValueError, match=f"The format {name} is made of models of this package"):
-        export_to(source, tmp_path / "out")
+        export_model(source, tmp_path / "out", name)
 
 
 def test_end_that_was_added_to_an_export_is_refused(out):
@@ -214,7 +212,7 @@ def test_export_that_translates_otherwise_is_not_kept(source, tmp_path, monkeypa
     monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
 
     with pytest.raises(ValueError, match=r"must translate at least .* of 100 lines translated"):
-        export_to_ctranslate2(source, tmp_path / "out", quantization="int8")
+        export_model(source, tmp_path / "out", quantization="int8")
 
     assert files(tmp_path) == {"model"}
 
@@ -226,7 +224,7 @@ def test_onnx_export_that_computes_otherwise_is_not_kept(source, tmp_path, monke
     monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(other))
 
     with pytest.raises(ValueError, match=r"logits that differ by at most 0\.0001, got"):
-        export_to_onnx(source, tmp_path / "out", sample=LINES)
+        export_model(source, tmp_path / "out", "onnx", sample=LINES)
 
     assert files(tmp_path) == {"model"}
 
@@ -242,7 +240,7 @@ def test_onnx_export_says_which_software_reads_what(
     file = Path(source) / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": False}))
 
-    export_to_onnx(source, tmp_path / "out", quantization=quantization, sample=LINES)
+    export_model(source, tmp_path / "out", "onnx", quantization=quantization, sample=LINES)
 
     assert "The tokenizer is for Python only" in caplog.text
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -346,7 +344,7 @@ EXPORTED = ("model.bin", "config.json", "run.json")
     [
         (["mine.txt"], False, "out' must not exist yet.*--force to replace"),
         (["mine.txt"], True, "out' must not exist yet.*and nothing else"),
-        (["config.json"], True, r"holds neither model\.bin nor .*onnx/decoder"),
+        (["config.json"], True, r"and nothing else; this has no list of one in run\.json"),
         *[
             ([*EXPORTED, name], True, rf"and nothing else; this holds {name}, too\.")
             for name in ("notes.txt", "model.safetensors", "target_tokenizer/run.json")
@@ -354,14 +352,17 @@ EXPORTED = ("model.bin", "config.json", "run.json")
     ],
 )
 def test_folder_with_files_of_somebody_is_never_replaced(source, tmp_path, names, force, message):
-    for name in names:
+    contents = dict.fromkeys(names, "mine")
+    if names[:3] == [*EXPORTED]:
+        contents["run.json"] = json.dumps({"exported": EXPORTED})
+    for name, content in contents.items():
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out" / name).write_text("mine")
+        (tmp_path / "out" / name).write_text(content)
 
     with pytest.raises(FileExistsError, match=message):
         export(source, tmp_path / "out", force=force)
 
-    assert all((tmp_path / "out" / name).read_text() == "mine" for name in names)
+    assert {name: (tmp_path / "out" / name).read_text() for name in names} == contents
     assert files(tmp_path) == {"model", "out"}
 
 
@@ -522,14 +523,14 @@ def test_searches_that_only_torch_does_are_refused(source, tmp_path, capsys, nam
 
 
 @pytest.mark.parametrize(
-    ("make", "load"),
+    ("name", "load"),
     [
-        (export_to_ctranslate2, partial(Translator.from_pretrained, engine="ctranslate2")),
-        (export_to_onnx, onnx_export.OnnxModel),
+        ("ctranslate2", partial(Translator.from_pretrained, engine="ctranslate2")),
+        ("onnx", onnx_export.OnnxModel),
     ],
 )
-def test_export_whose_search_only_torch_does_is_refused(source, tmp_path, make, load):
-    make(source, tmp_path / "out", sample=LINES)
+def test_export_whose_search_only_torch_does_is_refused(source, tmp_path, name, load):
+    export_model(source, tmp_path / "out", name, sample=LINES)
     file = tmp_path / "out" / "generation_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"repetition_penalty": 1.2}))
@@ -564,13 +565,16 @@ def test_record_of_the_run_may_be_missing(source, tmp_path):
 
     export(source, tmp_path / "out")
 
-    assert json.loads((tmp_path / "out" / "run.json").read_text("utf-8")).keys() == {"files"}
+    assert json.loads((tmp_path / "out" / "run.json").read_text("utf-8")).keys() == {
+        "files",
+        "exported",
+    }
 
 
 def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
     source = save_latin_to_greek(tmp_path / "model")
 
-    agreement = export_to_ctranslate2(source, tmp_path / "out")
+    agreement = export_model(source, tmp_path / "out")
 
     assert agreement.lines == agreement.identical == 100
     assert files(tmp_path / "out") == {

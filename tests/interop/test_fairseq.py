@@ -17,13 +17,12 @@ from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop.declarations import Declaration
 from vanilla_transformer_tools.interop.fairseq import (
     find_fairseq_file,
     read_checkpoint,
     read_dictionary,
 )
-from vanilla_transformer_tools.interop.importing import _Source, import_model, plan_import
+from vanilla_transformer_tools.interop.importing import import_model, plan_import
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..conftest import TINY
@@ -325,8 +324,7 @@ def test_logits_of_an_older_checkpoint_are_those_of_fairseq(folder, tmp_path, ba
 @each_variant
 def test_gradients_are_those_of_fairseq(folder, batch, changes):
     fairseq = checkpoint(folder, **changes)
-    found = read_checkpoint(folder / "checkpoint_best.pt")
-    source = _Source({}, Declaration.of_program("fairseq"), found.settings, found.tensors)
+    source = read_checkpoint(folder / "checkpoint_best.pt")
     model, (_, plan) = source.convert().train(), source.plan()
 
     for logits in (fairseq(*batch), logits_of(model, *batch)):
@@ -530,7 +528,7 @@ def test_projection_that_is_tied_may_be_missing(folder, tmp_path):
 def test_dropout_of_relu_has_an_older_name(folder):
     checkpoint(folder, activation_dropout=0.0, relu_dropout=0.2)
 
-    assert read_checkpoint(folder / "checkpoint_best.pt").settings["activation_dropout"] == 0.2
+    assert read_checkpoint(folder / "checkpoint_best.pt").fields["activation_dropout"] == 0.2
 
 
 def test_dictionaries_must_be_beside_the_checkpoint(folder):

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop.export import export_to_ctranslate2, export_to_marian
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -118,7 +118,7 @@ def test_greedy_outputs_are_those_of_marian(name, imported):
 def test_export_gives_the_same_files_back(name, imported, tmp_path, no_engine):
     folder, ours = imported(name)
 
-    assert export_to_marian(str(ours), tmp_path / "back") is None
+    assert export_model(str(ours), tmp_path / "back", "marian-npz") is None
 
     before, after = (np.load(one / "model.npz") for one in (folder, tmp_path / "back"))
     for array in set(before.files) - {"special:model.yml"}:
@@ -142,14 +142,14 @@ def test_command_says_that_an_export_is_not_verified(imported, tmp_path, capsys,
 
 
 def test_ctranslate2_computes_what_marian_does(imported, tmp_path):
-    agreement = export_to_ctranslate2(str(imported("post_norm")[1]), tmp_path / "exported")
+    agreement = export_model(str(imported("post_norm")[1]), tmp_path / "exported")
 
     assert agreement.gap < 1e-4
 
 
 def test_pre_norm_is_not_exported(imported, tmp_path):
     with pytest.raises(ValueError, match="`pre_norm` must be False, got True"):
-        export_to_marian(str(imported("pre_norm")[1]), tmp_path / "back")
+        export_model(str(imported("pre_norm")[1]), tmp_path / "back", "marian-npz")
     assert not (tmp_path / "back").exists()
 
 
@@ -158,7 +158,7 @@ def test_model_that_starts_with_a_token_is_not_exported(tmp_path):
     save_small_model(tmp_path, tokenizer, pre_norm=False)
 
     with pytest.raises(ValueError, match=r"must be zeros.*got numbers of up to"):
-        export_to_marian(str(tmp_path), tmp_path / "back")
+        export_model(str(tmp_path), tmp_path / "back", "marian-npz")
 
 
 def test_sentencepiece_vocabulary_splits_text(tmp_path):
@@ -306,7 +306,7 @@ def test_engine_computes_the_same(engine, name, imported):
 @pytest.mark.parametrize("name", DECODED)
 def test_engine_finds_the_same(engine, name, beams, imported, tmp_path, no_engine):
     folder, ours = imported(name)
-    export_to_marian(str(ours), tmp_path / "back")
+    export_model(str(ours), tmp_path / "back", "marian-npz")
     source = sources_of(name)[1]
 
     theirs = [engine.translate(one, [source], beams)[0][0] for one in (folder, tmp_path / "back")]

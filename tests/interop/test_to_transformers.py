@@ -22,7 +22,7 @@ from transformers import (
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop import to_transformers as module
-from vanilla_transformer_tools.interop.export import export_to_class
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.importing import compare_logits, convert, import_model
 from vanilla_transformer_tools.interop.to_transformers import FORMATS, to_transformers
 from vanilla_transformer_tools.saved_folder import load_model
@@ -195,7 +195,7 @@ def names(folder):
 def test_folder_needs_nothing_of_this_package(ours, tmp_path):
     load_model(str(ours)).bfloat16().save_pretrained(ours)
 
-    comparison = export_to_class(str(ours), tmp_path / "out", "pegasus")
+    comparison = export_model(str(ours), tmp_path / "out", "pegasus")
 
     assert names(tmp_path / "out") == {
         "config.json",
@@ -223,7 +223,7 @@ def translate(folder, without=""):
 
 
 def test_exported_folder_translates_like_the_model(ours, tmp_path, capsys):
-    export_to_class(str(ours), tmp_path / "out", "pegasus")
+    export_model(str(ours), tmp_path / "out", "pegasus")
     capsys.readouterr()
 
     for folder in (ours, tmp_path / "out"):
@@ -236,7 +236,7 @@ def test_exported_folder_translates_like_the_model(ours, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_exported_folder_translates_where_this_package_is_not_installed(ours, tmp_path):
-    export_to_class(str(ours), tmp_path / "out", "pegasus")
+    export_model(str(ours), tmp_path / "out", "pegasus")
 
     outputs = [
         subprocess.run(
@@ -257,7 +257,7 @@ def test_both_tokenizers_go_out(tmp_path):
     model.save_pretrained(tmp_path / "ours")
     pair.save_pretrained(tmp_path / "ours")
 
-    export_to_class(str(tmp_path / "ours"), tmp_path / "out", "marian")
+    export_model(str(tmp_path / "ours"), tmp_path / "out", "marian")
 
     target = AutoTokenizer.from_pretrained(tmp_path / "out", subfolder="target_tokenizer")
     assert target("αβγ")["input_ids"] == pair.target("αβγ")["input_ids"]
@@ -333,7 +333,7 @@ def test_export_that_computes_something_else_is_not_kept(ours, tmp_path, monkeyp
     monkeypatch.setattr(module, "sines_first", lambda name, tensor: tensor)
 
     with pytest.raises(ValueError, match="converted model must compute what its source does"):
-        export_to_class(str(ours), tmp_path / "out", "pegasus")
+        export_model(str(ours), tmp_path / "out", "pegasus")
 
     assert names(tmp_path) == {"ours"}
 
@@ -355,14 +355,14 @@ def test_damaged_model_is_refused_and_leaves_no_folder(ours, tmp_path, damage, m
     damage(ours)
 
     with pytest.raises((ValueError, OSError), match=message):
-        export_to_class(str(ours), tmp_path / "out", "pegasus")
+        export_model(str(ours), tmp_path / "out", "pegasus")
 
     assert names(tmp_path) == {"ours"}
 
 
 def test_full_disk_is_told_and_leaves_nothing(ours, tmp_path):
     with small_files(20_000), pytest.raises(OSError, match="no room for the export 'out' in"):
-        export_to_class(str(ours), tmp_path / "out", "pegasus")
+        export_model(str(ours), tmp_path / "out", "pegasus")
 
     assert names(tmp_path) == {"ours"}
 
@@ -371,7 +371,7 @@ def test_folder_that_exists_is_not_touched(ours, tmp_path):
     (tmp_path / "out").mkdir()
 
     with pytest.raises(FileExistsError, match=r"out' must not exist yet\. Give another"):
-        export_to_class(str(ours), tmp_path / "out", "pegasus")
+        export_model(str(ours), tmp_path / "out", "pegasus")
 
 
 @pytest.mark.parametrize(

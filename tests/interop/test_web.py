@@ -15,7 +15,7 @@ from number_words import german
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop import web
-from vanilla_transformer_tools.interop.export import export_to_web
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.onnx import OnnxModel, quantize_onnx, save_interface
 from vanilla_transformer_tools.saved_folder import load_model
 
@@ -64,7 +64,7 @@ def pages(cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     # Heads that no class of Transformers has: what counts is in the graphs.
     source = save_model(folder / "model", talking_heads="both", encoder_layers=1, decoder_layers=1)
-    export_to_web(str(source), folder / "float32", quantization="float32", sample=LINES[:9])
+    export_model(str(source), folder / "float32", "web", quantization="float32", sample=LINES[:9])
     facts = folder / "float32" / "page.json"
     content = json.loads(facts.read_text("utf-8"))
     assert content["extraTokens"] == 50
@@ -223,6 +223,12 @@ def test_tokenizer_that_the_browser_would_read_otherwise_is_refused(tmp_path, ca
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.fixture
+def no_cache(monkeypatch):
+    """Not even that of the slow tests of this file."""
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+
+
 def fake_npm(folder, script):
     folder.mkdir()
     file = folder / "npm"
@@ -231,21 +237,21 @@ def fake_npm(folder, script):
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def test_npm_that_fails_is_told(tmp_path, monkeypatch):
+def test_npm_that_fails_is_told(tmp_path, monkeypatch, no_cache):
     monkeypatch.setenv("PATH", fake_npm(tmp_path / "bin", "echo 'no network' >&2; exit 1"))
 
     with pytest.raises(OSError, match=r"needs the npm package .* cannot download it: no network"):
         web.runtime(tmp_path)
 
 
-def test_npm_that_is_missing_is_told(tmp_path, monkeypatch):
+def test_npm_that_is_missing_is_told(tmp_path, monkeypatch, no_cache):
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(OSError, match=r"and npm is not installed\. Install Node\.js"):
         web.runtime(tmp_path)
 
 
-def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch):
+def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch, no_cache):
     script = "mkdir -p package/dist && cd package && touch LICENSE dist/transformers.web.min.js"
     script += " dist/ort.wasm.bundle.min.mjs dist/ort-wasm-simd-threaded.wasm"
     script += " && cd .. && tar czf x.tgz package"

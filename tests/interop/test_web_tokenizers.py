@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.web_tokenizers import fit_transformers_js
+from vanilla_transformer_tools.interop.web import fit_transformers_js
 
 from ..support.node import run_in_node
 from ..support.odd_text import odd_lines

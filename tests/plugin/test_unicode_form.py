@@ -16,7 +16,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     UnicodeForm,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.trainer import scorer
 from vanilla_transformer_tools.translation import Translator
@@ -181,7 +181,7 @@ def test_target_tokenizer_of_a_pair_composes_too(tmp_path):
 def test_export_translates_like_the_model_and_writes_composed_text(tmp_path):
     tokenizer = VanillaTransformerTokenizer.train(LINES, kind="char", unicode_form="NFD")
     folder = save_small_model(tmp_path / "model", tokenizer)
-    export_to_ctranslate2(str(folder), tmp_path / "export", force=False)
+    export_model(str(folder), tmp_path / "export", force=False)
 
     def translate(name, engine):
         translator = Translator.from_pretrained(

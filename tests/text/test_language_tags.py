@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import language_tags
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
 from vanilla_transformer_tools.text.filters import drop_rules, filter_pairs
@@ -380,7 +380,7 @@ def test_limit_that_leaves_no_room_beside_the_tag_is_refused(model_folder):
 
 def test_ctranslate2_translates_into_the_language_of_the_tag(model_folder, tmp_path):
     exported = str(tmp_path / "exported")
-    export_to_ctranslate2(str(model_folder), tmp_path / "exported")
+    export_model(str(model_folder), tmp_path / "exported")
 
     for language, words in NUMBERS.items():
         settings = {"engine": "ctranslate2", "target_language": language}

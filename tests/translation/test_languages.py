@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.inspection.alignments import align_words
-from vanilla_transformer_tools.interop.export import export_to_ctranslate2
+from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.sharing.push import _shared_files
 from vanilla_transformer_tools.text.languages import language_codes
@@ -131,7 +131,7 @@ def test_ensemble_of_one_model_twice_translates_like_it(folders, name):
 @pytest.mark.parametrize("name", ["nllb", "marian"])
 def test_ctranslate2_translates_like_torch(folders, tmp_path, name):
     _, imported = folders(name)
-    export_to_ctranslate2(imported, tmp_path / "exported")
+    export_model(imported, tmp_path / "exported")
 
     search = {"num_beams": 3, "length_penalty": 0.6}
     exported = translate(str(tmp_path / "exported"), name, engine="ctranslate2", **search)

@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 
 from vanilla_transformer_tools.commands.command import Parser, build_parser, check_folder, refuse
-from vanilla_transformer_tools.settings import ExportSettings
-
-_RUNTIMES = ("ctranslate2", "onnx", "web")
+from vanilla_transformer_tools.settings import RUNTIMES, ExportSettings
 
 _EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
 does. In float32, whatever the --quantization, at least 99 % of the lines must be equal, and
@@ -39,9 +37,9 @@ def export(argv: list[str]) -> None:
             f"got {settings.quantization}"
         )
     for name in ("sample", "force"):
-        if settings.format not in _RUNTIMES and getattr(settings, name):
+        if settings.format not in RUNTIMES and getattr(settings, name):
             parser.error(
-                f"--{name} needs one of --format {', '.join(_RUNTIMES)}, got {settings.format}"
+                f"--{name} needs one of --format {', '.join(RUNTIMES)}, got {settings.format}"
             )
     _check(parser, model, output, settings)
     _export(model, output, settings)
@@ -58,56 +56,24 @@ def _check(parser: Parser, model: str, output: Path, settings: ExportSettings) -
 def _export(model: str, output: Path, settings: ExportSettings) -> None:
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
-    if settings.format in _RUNTIMES:
-        _export_to_runtime(model, output, settings)
-    elif settings.format == "marian-npz":
-        _export_to_marian(model, output, settings)
-    else:
-        _export_to_class(model, output, settings)
-
-
-def _export_to_runtime(model: str, output: Path, settings: ExportSettings) -> None:
     from vanilla_transformer_tools.files import read_lines
-    from vanilla_transformer_tools.interop.export import (
-        export_to_ctranslate2,
-        export_to_onnx,
-        export_to_web,
-    )
+    from vanilla_transformer_tools.interop.export import export_model
 
+    disable_progress_bar()
     # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    sample = list(read_lines(settings.sample)) if settings.sample else None
-    print(f"exporting {model} and comparing translations ...", file=sys.stderr)
-    makers = {"ctranslate2": export_to_ctranslate2, "onnx": export_to_onnx, "web": export_to_web}
-    # Each function has its own default.
-    quantization = {"quantization": settings.quantization} if settings.quantization else {}
-    agreement = makers[settings.format](
+    print(f"exporting {model} and comparing the result with it ...", file=sys.stderr)
+    agreement = export_model(
         model,
         output,
-        **quantization,
-        sample=sample,
+        format=settings.format,
+        quantization=settings.quantization,
+        sample=list(read_lines(settings.sample)) if settings.sample else None,
         force=settings.force,
         trust_remote_code=settings.trust_remote_code,
     )
     lines = f"the lines of {settings.sample}" if settings.sample else "random tokens"
-    print(f"{output}: {agreement} (on {lines})")
-
-
-def _export_to_class(model: str, output: Path, settings: ExportSettings) -> None:
-    from vanilla_transformer_tools.interop.export import export_to_class
-
-    comparison = export_to_class(
-        model, output, settings.format, trust_remote_code=settings.trust_remote_code
-    )
-    print(f"{output}: {comparison} (on random tokens)")
-
-
-def _export_to_marian(model: str, output: Path, settings: ExportSettings) -> None:
-    from vanilla_transformer_tools.interop.export import export_to_marian
-
-    agreement = export_to_marian(model, output, trust_remote_code=settings.trust_remote_code)
     if agreement:
-        print(f"{output}: {str(agreement).replace('by torch', 'by Marian')} (on random tokens)")
+        print(f"{output}: {agreement} (on {lines})")
     else:
         print(f"{output}: not verified, as Marian is not installed (pip install pymarian)")

@@ -4,22 +4,33 @@ Those in `sources/` are for classes of Transformers and for other programs; a us
 of the same notation, without a config of the source to take values from.
 """
 
+import copy
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
 from vanilla_transformer_tools.files import parse_yaml, read_text
-from vanilla_transformer_tools.interop.weight_maps import WeightMap
+from vanilla_transformer_tools.interop.weight_maps import Plan, WeightMap, shapes_of, untied_tensors
+from vanilla_transformer_tools.saved_folder import check_size
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 SOURCES = Path(__file__).with_name("sources")
-# Declarations that are no class of Transformers: what these extend, and other programs.
-_NO_CLASSES = ("transformers", "fairseq", "marian_npz", "nn_transformer")
+_PROGRAMS = ("fairseq", "marian_npz")
+# Declarations that are no class of Transformers.
+_NO_CLASSES = ("transformers", "nn_transformer", *_PROGRAMS)
 # What a mapping may extend: declarations that take nothing from a config.
 _EXTENDABLE = ("nn_transformer",)
 
@@ -50,18 +61,6 @@ _COMPUTED: dict[str, Callable[[Fields], Any]] = {
     "first_position_after_padding": lambda fields: fields["pad_token_id"] + 1,
 }
 
-# Sections of a declaration that are mappings; the other one is `ignored`.
-_SECTIONS = (
-    "defaults",
-    "config",
-    "values",
-    "constants",
-    "computed",
-    "required",
-    "same",
-    "tensors",
-    "older",
-)
 _SECTIONS_OF_A_MAPPING: dict[str, type] = {
     "extends": str,
     "prefix": str,
@@ -76,6 +75,7 @@ class Declaration:
     """How models of one kind become ours.
 
     Attributes:
+        weights: Which tensors become which.
         defaults: Fields of the source's config that may be absent.
         config: Fields of our config and the names of the source's fields they are taken from.
         values: By the source's field: its values that are called otherwise here.
@@ -84,37 +84,32 @@ class Declaration:
         required: Fields of the source and the only value, pattern of values, or list of values
             that can be expressed.
         same: Fields of the source that must have the value of another one, if they are there.
-        weights: Which tensors become which.
-        own_rules: Rules of a mapping itself, each of which must be of use.
     """
 
-    defaults: dict[str, Any]
-    config: dict[str, str]
-    values: dict[str, dict[Any, Any]]
-    constants: dict[str, Any]
-    computed: dict[str, str]
-    required: dict[str, Any]
-    same: dict[str, str]
     weights: WeightMap
-    own_rules: Mapping[str, Any]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
+    values: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
+    required: dict[str, Any] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model_type: str) -> "Declaration":
-        """The declaration of a class of Transformers, by its `model_type`.
+        """The declaration of a class of Transformers, or of `fairseq` or `marian_npz`.
+
+        Args:
+            model_type: Of the class, or one of these programs.
 
         Raises:
             ValueError: If there is none.
         """
-        if model_type not in known_sources():
+        if model_type not in (*known_sources(), *_PROGRAMS):
             raise ValueError(
                 f"The model type must be one of {', '.join(known_sources())}, got {model_type!r}."
             )
         return cls._from(_read(model_type))
-
-    @classmethod
-    def of_program(cls, name: str) -> "Declaration":
-        """The declaration of the `transformer` of another program: `fairseq` or `marian_npz`."""
-        return cls._from(_read(name))
 
     @classmethod
     def of_mapping(cls, file: Path) -> "Declaration":
@@ -131,18 +126,15 @@ class Declaration:
         faults = _faults_of_mapping(content)
         if faults:
             raise ValueError(f"{file} must be a mapping of weights, got:\n" + "\n".join(faults))
-        own_rules = content.get("tensors", {})
         try:
-            return cls._from(_complete(content), own_rules)
+            return cls._from(_complete(content))
         except ValueError as error:
             raise ValueError(f"{file} must have rules that can be read, got:\n{error}") from error
 
     @classmethod
-    def _from(cls, content: dict[str, Any], own_rules: Fields | None = None) -> "Declaration":
-        rules = ("tensors", "older")
-        sections = {name: content[name] for name in _SECTIONS if name not in rules}
-        weights = WeightMap(content["tensors"], content["ignored"], content["older"])
-        return cls(**sections, weights=weights, own_rules=own_rules or {})
+    def _from(cls, content: dict[str, Any]) -> "Declaration":
+        rules = [content.pop(name, {}) for name in ("tensors", "ignored", "older")]
+        return cls(WeightMap(*rules), **content)
 
     def fields(self, source: Fields) -> dict[str, Any]:
         """Fields of our config, from the source's fields; one that is absent there is None."""
@@ -188,31 +180,105 @@ class Declaration:
             if name not in declared
         }
 
-    def useless_rules(self, targets: Iterable[str]) -> list[str]:
-        """Rules of a mapping that are for none of our tensors.
-
-        Args:
-            targets: Names of these.
-        """
-        names = list(targets)
-        return [
-            f"{target}: none of our tensors has such a name"
-            for target, source in self.own_rules.items()
-            if not any(
-                pattern.fullmatch(name)
-                for pattern, _ in WeightMap({target: source}).rules
-                for name in names
-            )
-        ]
-
     def _with_defaults(self, source: Fields) -> Fields:
         values = {name: value for name, value in source.items() if value is not None}
-        return {**self.defaults, **values} if self.defaults else source
+        return {**self.defaults, **values}
 
     def _translated(self, theirs: str, source: Fields) -> Any:
         value = source.get(theirs)
         names = self.values.get(theirs, {})
         return names.get(value, value) if names else value
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model of one kind, which may become one of ours.
+
+    Attributes:
+        record: Where it comes from, for `run.json`.
+        declaration: How models of its kind become ours.
+        fields: Fields of the source's config.
+        tensors: Tensors by name.
+        tokenizers: Tokenizers of both sides; None: there are none.
+        generation_config: Settings of its searches; None: there are none.
+        model: Model with these weights, in evaluation mode; None: no class here computes them.
+    """
+
+    record: dict[str, str]
+    declaration: Declaration
+    fields: Fields
+    tensors: Mapping[str, Tensor]
+    tokenizers: TokenizerPair | None = None
+    generation_config: GenerationConfig | None = None
+    model: PreTrainedModel | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Source":
+        """A model of Transformers."""
+        kind = model.config.model_type
+        return cls(
+            {"model_type": kind},
+            Declaration.of(kind),
+            model.config.to_dict(),
+            untied_tensors(model),
+            generation_config=model.generation_config,
+            model=model,
+        )
+
+    def plan(self) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
+        """Our model without memory for its weights, and the plan for making them.
+
+        Raises:
+            ValueError: If there can be no config; names all its faults.
+        """
+        config = self.declaration.config_of(self.fields)
+        # A view may have more numbers than there are bytes behind it.
+        numbers = sum(
+            min(one.numel(), one.untyped_storage().nbytes()) for one in self.tensors.values()
+        )
+        check_size(config.to_dict(), len(self.tensors), numbers, self.record.get("name", ""))
+        faults = self.declaration.faults(self.fields)
+        with torch.device("meta"):
+            model = VanillaTransformerForConditionalGeneration(config)
+        if self.generation_config:
+            model.generation_config = copy.deepcopy(self.generation_config)
+        targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
+        plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
+        return model, replace(plan, faults=faults + plan.faults)
+
+    def one_tokenizer(self) -> PreTrainedTokenizerBase:
+        """That of both sides.
+
+        Raises:
+            ValueError: If there is none, or one for each side.
+        """
+        if not (self.tokenizers and self.tokenizers.is_joint):
+            raise ValueError(
+                "--keep_vocabulary needs a source with one tokenizer for both sides, got "
+                f"{'two' if self.tokenizers else 'none'}. Leave it out."
+            )
+        return self.tokenizers.source
+
+    def convert(self) -> VanillaTransformerForConditionalGeneration:
+        """One of our models with these weights, in memory of its own.
+
+        Raises:
+            ValueError: If settings or tensors cannot be expressed; names all faults.
+        """
+        model, plan = self.plan()
+        plan.check()
+        weights = plan.carry_out(self.tensors)
+        if others := [name for name, one in weights.items() if not one.is_floating_point()]:
+            raise ValueError(
+                f"Weights must be floating-point numbers, got {weights[others[0]].dtype} for "
+                f"{', '.join(others)}. Undo the quantisation."
+            )
+        # A model that computes in one type may still be saved in several.
+        dtype = reduce(torch.promote_types, (weight.dtype for weight in weights.values()))
+        weights = {name: weight.to(dtype) for name, weight in weights.items()}
+        model.load_state_dict(weights, strict=False, assign=True)
+        model.tie_weights()
+        return model
 
 
 def known_sources() -> list[str]:
@@ -242,9 +308,10 @@ def _complete(content: dict[str, Any]) -> dict[str, Any]:
         target: [prefix + name for name in source] if isinstance(source, list) else prefix + source
         for target, source in inherited.get("tensors", {}).items()
     }
-    complete = {name: inherited.get(name, {}) | content.get(name, {}) for name in _SECTIONS}
-    complete["ignored"] = inherited.get("ignored", []) + content.get("ignored", [])
-    return complete
+    ignored = inherited.get("ignored", []) + content.get("ignored", [])
+    sections = {*inherited, *content} - {"extends", "prefix", "ignored"}
+    complete = {name: inherited.get(name, {}) | content.get(name, {}) for name in sections}
+    return {**complete, "ignored": ignored}
 
 
 def _faults_of_mapping(content: Any) -> list[str]:
@@ -256,29 +323,24 @@ def _faults_of_mapping(content: Any) -> list[str]:
         for name in content
         if name not in _SECTIONS_OF_A_MAPPING
     ]
-    wrong = {
-        name: kind
-        for name, kind in _SECTIONS_OF_A_MAPPING.items()
-        if name in content and not isinstance(content[name], kind)
-    }
-    faults += [
-        f"`{name}` must be a {kind.__name__}, got {content[name]!r:.60}"
-        for name, kind in wrong.items()
-    ]
+    sections = {name: content.get(name, kind()) for name, kind in _SECTIONS_OF_A_MAPPING.items()}
+    for name, kind in _SECTIONS_OF_A_MAPPING.items():
+        if not isinstance(sections[name], kind):
+            faults.append(f"`{name}` must be a {kind.__name__}, got {content[name]!r:.60}")
+            sections[name] = kind()
     if "extends" in content and content["extends"] not in _EXTENDABLE:
         faults.append(
             f"`extends` must be {' or '.join(_EXTENDABLE)}, got {content['extends']!r:.60}"
         )
     if "prefix" in content and "extends" not in content:
         faults.append("`prefix` must come with `extends`, to whose names it is added")
-    if "ignored" not in wrong:
-        faults += [
-            f"`ignored` must list patterns of names, got {pattern!r:.60}"
-            for pattern in content.get("ignored", [])
-            if not isinstance(pattern, str)
-        ]
+    faults += [
+        f"`ignored` must list patterns of names, got {pattern!r:.60}"
+        for pattern in sections["ignored"]
+        if not isinstance(pattern, str)
+    ]
     known = VanillaTransformerConfig.__annotations__
-    for name in content.get("constants", {}) if "constants" not in wrong else {}:
+    for name in sections["constants"]:
         if name not in known:
             nearest = difflib.get_close_matches(str(name), known, n=1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""

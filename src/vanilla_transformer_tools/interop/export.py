@@ -1,102 +1,60 @@
 """A saved model to another runtime or class: converted, compared, and only then in place."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.files import (
-    abandoned,
-    naming_full_disk,
-    scratch_folder,
-    share_weights,
-)
+from vanilla_transformer_tools.files import names_below, new_folder
+from vanilla_transformer_tools.interop import onnx, to_marian
 from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
 from vanilla_transformer_tools.interop.to_transformers import (
+    FORMATS,
     name_general_tokenizers,
     refuse_other_models,
     to_transformers,
 )
-from vanilla_transformer_tools.interop.web import MODEL_FOLDER, WEB_FILES, runtime, write_page
-from vanilla_transformer_tools.interop.web_tokenizers import fit_transformers_js
+from vanilla_transformer_tools.interop.web import (
+    FACTS_FILE,
+    MODEL_FOLDER,
+    fit_transformers_js,
+    runtime,
+    write_page,
+)
 from vanilla_transformer_tools.saved_folder import (
     RESULTS_FILE,
     RUN_FILE,
-    TARGET_FOLDER,
     describe_model_files,
     load_model,
+    read_object,
     read_run,
     write_run,
 )
-from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
+from vanilla_transformer_tools.settings import RUNTIMES
 from vanilla_transformer_tools.text.batches import padded
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engine_choice import random_sources
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.search import (
     never_generated,
     refuse_torch_only,
     start_and_ends,
 )
 
-if TYPE_CHECKING:
-    from vanilla_transformer_tools.interop.onnx import OnnxModel
-
 logger = logging.getLogger(__name__)
 
-# An export is recognised by one of these. `force` replaces a folder only if it holds nothing but
-# files of an export.
-_DECODERS = {"onnx/decoder_model_merged.onnx", "onnx/decoder_model_merged_quantized.onnx"}
-_WEIGHTS = {"model.bin", *_DECODERS, *(f"model/{name}" for name in _DECODERS)}
-_TOKENIZER_FILES = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "composing_vanilla_transformer.py",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "spiece.model",
-    "target.spm",
-    "target_vocab.json",
-    "vocab-src.json",
-    "vocab-tgt.json",
-    "vocab.json",
-}
-_EXPORTED_FILES = {
-    *_WEIGHTS,
-    *_TOKENIZER_FILES,
-    *(f"{TARGET_FOLDER}/{name}" for name in _TOKENIZER_FILES),
-    "onnx/encoder_model.onnx",
-    "onnx/encoder_model_quantized.onnx",
-    "config.json",
-    "shared_vocabulary.json",
-    "source_vocabulary.json",
-    "target_vocabulary.json",
-    "generation_config.json",
-    # `evaluate` writes it.
-    RESULTS_FILE,
-    RUN_FILE,
-}
-_EXPORTED_FILES |= {f"{name}.data" for name in _EXPORTED_FILES if name.endswith(".onnx")}
-_EXPORTED_FILES |= {*WEB_FILES, *(f"{MODEL_FOLDER}/{name}" for name in _EXPORTED_FILES)}
-
+# Either has the names of all files of an export, by which it is recognised.
+_RECORDS = (RUN_FILE, FACTS_FILE)
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
-# One in so many of these lines is decoded by Marian, up to three times its length.
+# One in so many of these lines is decoded by Marian.
 _MARIAN_SHARE = 5
 # Lines whose logits are in memory at the same time.
 _BATCH_LINES = 16
@@ -152,345 +110,184 @@ class Agreement:
             )
 
 
-def export_to_ctranslate2(
+def export_model(
     model_name_or_path: str,
     output: Path,
+    format: str = "ctranslate2",
     *,
-    quantization: str = "float32",
+    quantization: str | None = None,
     sample: list[str] | None = None,
     force: bool = False,
     trust_remote_code: bool = False,
-) -> Agreement:
-    """Writes a folder for CTranslate2 and for `Translator(engine="ctranslate2")`.
+) -> Agreement | LogitGap | None:
+    """Writes a folder for other software, which appears once its results have been compared.
 
-    It holds CTranslate2's model.bin, config.json and vocabulary, the tokenizer's files, with those
-    of the target in target_tokenizer/ if it has one of its own, generation_config.json and the
-    record of the training run.
+    It holds the tokenizer's files, with those of the target in target_tokenizer/ if it has one of
+    its own, generation_config.json, the record of the training run, and for the format
+
+    - `ctranslate2`: CTranslate2's model.bin, config.json and vocabulary, which
+      `Translator(engine="ctranslate2")` reads, too.
+    - `onnx`: graphs with their weights in onnx/, which Optimum and transformers.js load, and a
+      config.json that says how to run them.
+    - `web`: a page that translates in the browser, for any static web server. transformers.js and
+      ONNX Runtime are in runtime/, and the files of `onnx` without the record in model/.
+    - `marian-npz`: Marian's model.npz, vocabularies and decoder.yml.
+    - one of `to_transformers.FORMATS`: weights, in the dtype of the model, that Transformers loads
+      as a model of a class of its own.
 
     Args:
-        model_name_or_path: Folder or Hub name of the model.
-        output: Folder to make; it appears once its translations have been compared.
-        quantization: Type of the weights, one of CTranslate2's.
-        sample: Lines to compare on; None: random tokens of the vocabulary.
+        model_name_or_path: Folder or Hub name of one of our models.
+        output: Folder to make.
+        format: One of these, as in the command.
+        quantization: Type of the weights: with `ctranslate2` one of CTranslate2's, with `onnx` and
+            `web` `float32` or `int8`; None: int8 for `web`, otherwise float32.
+        sample: Lines to compare translations on; None: random tokens of the vocabulary.
         force: Replaces an earlier export at `output`.
-        trust_remote_code: Runs the code in the folder of a model of another kind than ours.
+        trust_remote_code: Runs the code of a tokenizer of another kind than ours.
 
     Returns:
-        How the greedy translations of the sample compare; other weights than float32 are compared
-        after float32 weights, which must translate like the model.
+        How the greedy translations of the sample compare, or, for a class of Transformers, the
+        logits in float32. Other weights than float32 are compared after float32 weights, which must
+        translate like the model. None: Marian is not installed.
 
     Raises:
         FileExistsError: If there is something at `output` that may not be replaced.
-        ValueError: If CTranslate2 cannot hold the model, or translates unlike it.
+        OSError: If there is no room, or npm cannot download the runtime of a page.
+        ValueError: If the format cannot express the model, or computes something else, or if
+            transformers.js would give other ids than the tokenizer of a page.
     """
-    from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
-
-    with _new_folder(output, force) as folder:
-        model, tokenizers = _load(model_name_or_path, trust_remote_code)
-        refuse_other_models(model, "ctranslate2")
-        refuse_torch_only(model.generation_config)
-        engine = TorchEngine(model)
-        sources = _sample_sources(engine, tokenizers.source, sample)
-        for weights in dict.fromkeys(("float32", quantization)):
-            convert(model, tokenizers.source, folder, weights)
-            agreement = _compare_scores(engine, CTranslate2Engine(folder, device="cpu"), sources)
-            agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
-        _save_settings(model, tokenizers, folder)
+    may_replace = partial(_check_output, force=force, is_forceable=format in RUNTIMES)
+    with new_folder(output, "export", may_replace) as folder:
+        # First, because its errors explain what is wrong with a folder or a name.
+        tokenizers = TokenizerPair.from_pretrained(
+            model_name_or_path, trust_remote_code=trust_remote_code
+        )
+        model = load_model(
+            model_name_or_path,
+            dtype="auto" if format in FORMATS else torch.float32,
+            # What the ONNX exporter can trace.
+            attn_implementation="eager",
+            trust_remote_code=trust_remote_code,
+        ).eval()
+        refuse_other_models(model, format)
+        if format in RUNTIMES:
+            refuse_torch_only(model.generation_config)
+        files = folder / MODEL_FOLDER if format == "web" else folder
+        files.mkdir(parents=True)
+        tokenizers.save_pretrained(files)
+        agreement: Agreement | LogitGap | None
+        if format in FORMATS:
+            agreement = _write_class(model, files, format)
+        else:
+            engine = TorchEngine(model)
+            model.generation_config.save_pretrained(files)
+            sources = _sample_sources(engine, tokenizers.source, sample)
+            weights = quantization or ("int8" if format == "web" else "float32")
+            if format == "ctranslate2":
+                agreement = _write_ctranslate2(engine, tokenizers, files, sources, weights)
+            elif format == "marian-npz":
+                agreement = _write_marian(engine, tokenizers, files, sources)
+            else:
+                _fit_tokenizers(files, is_needed=format == "web")
+                if format == "web":
+                    runtime(folder)
+                agreement = _write_onnx(engine, files, sources, weights)
+        if format == "web":
+            # The page does without the record, which names files.
+            write_page(folder, Path(model_name_or_path).resolve().name, model, tokenizers)
+        else:
+            run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
+            if format in RUNTIMES:
+                run["exported"] = names_below(folder)
+            write_run(folder, run)
     return agreement
 
 
-def export_to_onnx(
-    model_name_or_path: str,
-    output: Path,
-    *,
-    quantization: str = "float32",
-    sample: list[str] | None = None,
-    force: bool = False,
-    trust_remote_code: bool = False,
+def _write_ctranslate2(
+    engine: TorchEngine,
+    tokenizers: TokenizerPair,
+    folder: Path,
+    sources: list[list[int]],
+    quantization: str,
 ) -> Agreement:
-    """Writes a folder of ONNX graphs that Optimum and transformers.js load.
+    from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
 
-    It holds the graphs with their weights in onnx/, a config.json that says how to run them, the
-    tokenizer's files, the target's in target_tokenizer/ if it has one of its own,
-    generation_config.json and the record of the training run.
-
-    Args:
-        model_name_or_path: Folder or Hub name of the model.
-        output: Folder to make; it appears once its translations have been compared.
-        quantization: Type of the weights, `float32` or `int8`.
-        sample: Lines to compare on; None: random tokens of the vocabulary.
-        force: Replaces an earlier export at `output`.
-        trust_remote_code: Runs the code in the folder of a model of another kind than ours.
-
-    Returns:
-        How the greedy translations of the sample compare; int8 is compared after float32, which
-        must translate like the model.
-
-    Raises:
-        FileExistsError: If there is something at `output` that may not be replaced.
-        ValueError: If the graphs translate unlike the model.
-    """
-    with _new_folder(output, force) as folder:
-        model, tokenizers = _load(model_name_or_path, trust_remote_code)
-        refuse_other_models(model, "onnx")
-        refuse_torch_only(model.generation_config)
-        return _write_onnx(model, tokenizers, folder, quantization, sample)
-
-
-def export_to_web(
-    model_name_or_path: str,
-    output: Path,
-    *,
-    quantization: str = "int8",
-    sample: list[str] | None = None,
-    force: bool = False,
-    trust_remote_code: bool = False,
-) -> Agreement:
-    """Writes a folder that any static web server shows as a page that translates in the browser.
-
-    It holds the page, transformers.js and ONNX Runtime in runtime/, and in model/ what
-    `export_to_onnx` writes.
-
-    Args:
-        model_name_or_path: Folder or Hub name of the model.
-        output: Folder to make; it appears once the translations have been compared.
-        quantization: Type of the weights, `float32` or `int8`.
-        sample: Lines to compare on; None: random tokens of the vocabulary.
-        force: Replaces an earlier export at `output`.
-        trust_remote_code: Runs the code in the folder of a model of another kind than ours.
-
-    Returns:
-        As `export_to_onnx`.
-
-    Raises:
-        FileExistsError: If there is something at `output` that may not be replaced.
-        OSError: If npm is missing, or cannot download the runtime.
-        ValueError: If the graphs translate unlike the model, or transformers.js would give other
-            ids than the tokenizer.
-    """
-    with _new_folder(output, force) as folder:
-        model, tokenizers = _load(model_name_or_path, trust_remote_code)
-        refuse_other_models(model, "web")
-        refuse_torch_only(model.generation_config)
-        with TemporaryDirectory() as trial:
-            tokenizers.save_pretrained(Path(trial))
-            # Fails now rather than after minutes of conversion.
-            fit_transformers_js(Path(trial))
-        folder.mkdir()
-        runtime(folder)
-        agreement = _write_onnx(model, tokenizers, folder / MODEL_FOLDER, quantization, sample)
-        # The page does without the record, which names files.
-        (folder / MODEL_FOLDER / RUN_FILE).unlink()
-        write_page(folder, Path(model_name_or_path).resolve().name, model, tokenizers)
+    banned = never_generated(engine.model.generation_config)
+    for weights in dict.fromkeys(("float32", quantization)):
+        convert(engine.model, tokenizers.source, folder, weights)
+        translate = partial(_best, CTranslate2Engine(folder, device="cpu"), search=Search())
+        agreement = _compare_translations(engine, translate, sources, banned)
+        agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
     return agreement
 
 
 def _write_onnx(
-    model: PreTrainedModel,
-    tokenizers: TokenizerPair,
-    folder: Path,
-    quantization: str,
-    sample: list[str] | None,
+    engine: TorchEngine, folder: Path, sources: list[list[int]], quantization: str
 ) -> Agreement:
-    """Writes the graphs, compares them, and quantises them if that is asked for."""
-    from vanilla_transformer_tools.interop import onnx
-
-    folder.mkdir()
-    engine = TorchEngine(model)
-    sources = _sample_sources(engine, tokenizers.source, sample)
-    model.generation_config.save_pretrained(folder)
-    onnx.export_onnx(model, folder)
+    onnx.export_onnx(engine.model, folder)
     agreement = _compare_logits(engine, onnx.OnnxModel(folder), sources)
     agreement.check(*_ONNX_TOLERANCE)
     if quantization == "int8":
         onnx.quantize_onnx(folder)
         agreement = _compare_logits(engine, onnx.OnnxModel(folder), sources, is_quantized=True)
         agreement.check(*_INTEGER_TOLERANCE)
-    onnx.save_interface(model, folder, quantization)
-    _save_settings(model, tokenizers, folder, for_javascript=True)
+    onnx.save_interface(engine.model, folder, quantization)
     return agreement
 
 
-def export_to_class(
-    model_name_or_path: str, output: Path, class_name: str, *, trust_remote_code: bool = False
-) -> LogitGap:
-    """Writes a folder that Transformers loads as a model of a class of its own.
+def _fit_tokenizers(folder: Path, *, is_needed: bool) -> None:
+    try:
+        fit_transformers_js(folder)
+    except ValueError as error:
+        if is_needed:
+            raise
+        logger.warning("The tokenizer is for Python only. %s", error)
 
-    It holds the weights in the dtype of the model, the tokenizer's files, the target's
-    in target_tokenizer/ if it has one of its own, generation_config.json and the record of the
-    training run.
 
-    Args:
-        model_name_or_path: Folder or Hub name of one of our models.
-        output: Folder to make; it appears once the two models have been compared.
-        class_name: One of `to_transformers.FORMATS`.
-        trust_remote_code: Runs the code of a tokenizer of another kind than ours.
-
-    Returns:
-        How the logits of the two models compare in float32.
-
-    Raises:
-        FileExistsError: If there is something at `output`.
-        ValueError: If the class cannot express the model, or computes something else.
-    """
-    if output.exists():
-        raise FileExistsError(f"{str(output)!r} must not exist yet. Give another folder.")
-    with _new_folder(output, force=False) as folder:
-        model, tokenizers = _load(model_name_or_path, trust_remote_code, dtype="auto")
-        dtype = model.dtype
-        to_transformers(model, class_name).save_pretrained(folder)
-        _save_settings(model, tokenizers, folder)
-        name_general_tokenizers(folder)
-        comparison = compare_logits(
-            load_model(str(folder), dtype=torch.float32).eval(), model.float()
-        )
-        comparison.check(dtype)
+def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> LogitGap:
+    name_general_tokenizers(folder)
+    dtype = model.dtype
+    to_transformers(model, class_name).save_pretrained(folder)
+    comparison = compare_logits(load_model(str(folder), dtype=torch.float32).eval(), model.float())
+    comparison.check(dtype)
     return comparison
 
 
-def export_to_marian(
-    model_name_or_path: str, output: Path, *, trust_remote_code: bool = False
+def _write_marian(
+    engine: TorchEngine, tokenizers: TokenizerPair, folder: Path, sources: list[list[int]]
 ) -> Agreement | None:
-    """Writes a folder for Marian: model.npz, vocabularies, decoder.yml.
-
-    It holds the tokenizer's files, too, generation_config.json and the record of the training run.
-
-    Args:
-        model_name_or_path: Folder or Hub name of one of our models.
-        output: Folder to make; it appears once Marian has decoded a sample as the model does.
-        trust_remote_code: Runs the code of a tokenizer of another kind than ours.
-
-    Returns:
-        How Marian's greedy translations of random tokens compare; None if Marian is not installed.
-
-    Raises:
-        FileExistsError: If there is something at `output`.
-        ValueError: If Marian cannot express the model, or computes something else.
-    """
-    from vanilla_transformer_tools.interop.to_marian import decode, has_engine, write_marian
-
-    if output.exists():
-        raise FileExistsError(f"{str(output)!r} must not exist yet. Give another folder.")
-    with _new_folder(output, force=False) as folder:
-        folder.mkdir()
-        model, tokenizers = _load(model_name_or_path, trust_remote_code)
-        refuse_other_models(model, "marian-npz")
-        write_marian(model, tokenizers, folder)
-        _save_settings(model, tokenizers, folder)
-        if not has_engine():
-            return None
-        engine = TorchEngine(model)
-        sources = _sample_sources(engine, tokenizers.source, None)[::_MARIAN_SHARE]
-        sides = {"source": tokenizers.source, "target": tokenizers.target}
-        # Marian takes no blanks inside a token.
-        read, written = (
-            {row: token.rstrip(" ") for row, token in tokens_by_id(one, side).items()}
-            for side, one in sides.items()
-        )
-        ids = {token: row for row, token in written.items()}
-        decoded = decode(folder, [" ".join(read[row] for row in one[:-1]) for one in sources])
-        outputs = [([ids[token] for token in text.split()], score) for text, score in decoded]
-        agreement = _compare_decoded(engine, sources, outputs)
-        agreement.check(*_TOLERANCES["float32"])
+    to_marian.write_marian(engine.model, tokenizers, folder)
+    if not to_marian.has_engine():
+        return None
+    translate = partial(to_marian.translate, folder, tokenizers)
+    # Marian normalises over all tokens, also over those that it does not generate.
+    agreement = _compare_translations(engine, translate, sources[::_MARIAN_SHARE], banned=[])
+    agreement.check(*_TOLERANCES["float32"])
     return agreement
 
 
-@contextmanager
-def _new_folder(output: Path, force: bool) -> Iterator[Path]:
-    """Name of a folder next to `output` that takes its place if all goes well.
-
-    Raises:
-        FileExistsError: If there is something at `output` that may not be replaced.
-        OSError: If there is no room for the folder.
-    """
-    prefix = f".{output.name}.new-"
-    for killed in abandoned(output.parent, prefix):
-        if not output.exists():
-            _restore(killed, output)
-    _check_output(output, force)
-    with ExitStack() as stack:
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            # Fails now rather than after minutes of conversion.
-            scratch = stack.enter_context(scratch_folder(output.parent, prefix))
-        except OSError as error:
-            raise OSError(
-                f"The export cannot be written to {str(output)!r}: {error.strerror}. Choose "
-                "another folder."
-            ) from error
-        stack.enter_context(naming_full_disk(output.parent, f"the export {output.name!r}"))
-        yield scratch / "new"
-        share_weights(scratch / "new")
-        # Comparing takes minutes, in which somebody else may have made it.
-        _check_output(output, force)
-        try:
-            if output.exists():
-                output.rename(scratch / "old")
-            (scratch / "new").rename(output)
-        except BaseException:
-            _restore(scratch, output)
-            raise
-
-
-def _restore(scratch: Path, output: Path) -> None:
-    """Restores the files that were to be replaced; their replacement is lost."""
-    if (scratch / "old").exists():
-        (scratch / "old").rename(output)
-
-
-def _check_output(output: Path, force: bool) -> None:
+def _check_output(output: Path, *, force: bool, is_forceable: bool) -> None:
     """Raises a FileExistsError if there is something that may not be replaced."""
     if not output.exists():
         return
-    fault = f"{str(output)!r} must not exist yet, got a path that does."
+    fault = f"{str(output)!r} must not exist yet."
     if not force:
-        raise FileExistsError(
-            f"{fault} Give another folder, or --force to replace an earlier export."
-        )
+        cure = ", or --force to replace an earlier export" if is_forceable else ""
+        raise FileExistsError(f"{fault} Give another folder{cure}.")
     fault += " --force replaces an export, and nothing else"
     if not output.is_dir():
         raise FileExistsError(f"{fault}; this is a file.")
-    files = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
-    if others := sorted(files - _EXPORTED_FILES):
+    files = {*names_below(output)}
+    records = {name: read_object(output / name) for name in _RECORDS if name in files}
+    lists = {name: found for name, one in records.items() if (found := one.get("exported"))}
+    if files and not lists:
+        raise FileExistsError(f"{fault}; this has no list of one in {' or '.join(_RECORDS)}.")
+    # `evaluate` adds its results.
+    if others := sorted(files - {*lists, *chain(*lists.values()), RESULTS_FILE}):
         raise FileExistsError(
             f"{fault}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
             "Give another folder, or take them out."
         )
-    if files and not files & _WEIGHTS:
-        raise FileExistsError(f"{fault}; this holds neither {' nor '.join(sorted(_WEIGHTS))}.")
-
-
-def _load(
-    model_name_or_path: str, trust_remote_code: bool, dtype: torch.dtype | str = torch.float32
-) -> tuple[PreTrainedModel, TokenizerPair]:
-    """The model and its tokenizers."""
-    # First, because its errors explain what is wrong with a folder or a name.
-    tokenizers = TokenizerPair.from_pretrained(
-        model_name_or_path, trust_remote_code=trust_remote_code
-    )
-    model = load_model(
-        model_name_or_path,
-        dtype=dtype,
-        # What the ONNX exporter can trace.
-        attn_implementation="eager",
-        trust_remote_code=trust_remote_code,
-    )
-    return model.eval(), tokenizers
-
-
-def _save_settings(
-    model: PreTrainedModel, tokenizers: TokenizerPair, folder: Path, *, for_javascript: bool = False
-) -> None:
-    """Saves the files besides weights of a Translator; the record has the longest training line."""
-    tokenizers.save_pretrained(folder)
-    if for_javascript:
-        try:
-            fit_transformers_js(folder)
-        except ValueError as error:
-            logger.warning("The tokenizer is for Python only. %s", error)
-    model.generation_config.save_pretrained(folder)
-    run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
-    write_run(folder, run)
 
 
 def _sample_sources(
@@ -512,22 +309,33 @@ def _sample_sources(
     return sorted(sources, key=len)
 
 
-def _compare_scores(
-    engine: TorchEngine, exported: CTranslate2Engine, sources: list[list[int]]
+def _best(engine: Engine, sources: list[list[int]], search: Search) -> list[Hypothesis]:
+    """The best translation of each source."""
+    limits = [to_marian.LENGTH_FACTOR * len(source) for source in sources]
+    found = engine.translate_batch(sources, [[] for _ in sources], limits, search)
+    return [hypotheses[0] for hypotheses in found]
+
+
+def _compare_translations(
+    engine: TorchEngine,
+    translate: Callable[[list[list[int]]], list[Hypothesis]],
+    sources: list[list[int]],
+    banned: list[int],
 ) -> Agreement:
-    """Compares translations, and the score of each with the one that the model gives it."""
-    model = engine.model
+    """Compares greedy translations, and the score of each with the one that the model gives it.
+
+    The export leaves out `banned` ids when it normalises.
+    """
     identical, gaps = 0, []
     for batch in _batches(sources):
-        limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
-        expected = engine.translate_batch(batch, prefixes, limits, Search())
-        actual = exported.translate_batch(batch, prefixes, limits, Search())
-        hypotheses = [found[0] for found in actual]
-        identical += sum(a[0].tokens == b[0].tokens for a, b in zip(expected, actual, strict=True))
-        targets = [one.ended for one in hypotheses]
-        logits = _logits(model, batch, targets)
-        # As the export normalises: over what may be generated.
-        logits[:, :, never_generated(model.generation_config)] = -torch.inf
+        hypotheses = translate(batch)
+        identical += sum(
+            ours.tokens == theirs.tokens
+            for ours, theirs in zip(_best(engine, batch, Search()), hypotheses, strict=True)
+        )
+        targets = [hypothesis.ended for hypothesis in hypotheses]
+        logits = _logits(engine.model, batch, targets)
+        logits[:, :, banned] = -torch.inf
         log_probs = logits.log_softmax(-1)
         for row, target, hypothesis in zip(log_probs, targets, hypotheses, strict=True):
             mean = row[range(len(target)), target].mean().item()
@@ -536,34 +344,9 @@ def _compare_scores(
     return Agreement(len(sources), identical, gap, "log-probabilities per token")
 
 
-def _compare_decoded(
-    engine: TorchEngine, sources: list[list[int]], decoded: list[tuple[list[int], float]]
-) -> Agreement:
-    """Compares greedy translations and their log-probabilities with the model's.
-
-    Args:
-        engine: The model.
-        sources: Ids with `</s>`.
-        decoded: Ids without it, and the sum of the log-probabilities, including `</s>` unless
-            the output reached its limit.
-    """
-    identical, gaps = 0, []
-    end = engine.model.config.eos_token_id
-    for source, (target, score) in zip(sources, decoded, strict=True):
-        limits = [3 * len(source)]
-        ((expected,),) = engine.translate_batch([source], [[]], limits, Search())
-        identical += expected.tokens == target
-        ended = target if len(target) == limits[0] else [*target, end]
-        log_probs = _logits(engine.model, [source], [ended])[0].log_softmax(-1)
-        ours = log_probs[range(len(ended)), ended].sum().item()
-        gaps.append(abs(ours - score) / len(ended))
-    gap = sum(gaps) / len(gaps)
-    return Agreement(len(sources), identical, gap, "log-probabilities per token")
-
-
 def _compare_logits(
     engine: TorchEngine,
-    exported: "OnnxModel",
+    exported: onnx.OnnxModel,
     sources: list[list[int]],
     *,
     is_quantized: bool = False,
@@ -577,22 +360,18 @@ def _compare_logits(
     first_token = model.generation_config.forced_bos_token_id
     chosen = slice(int(first_token is not None), None)
     forbidden = never_generated(model.generation_config)
-    identical, gaps = 0, [0.0]
+    identical, gaps = 0, []
     for batch in _batches(sources):
-        limits, prefixes = _limits(engine, batch), _no_prefixes(batch)
         for num_beams in (1, _BEAMS):
             search = Search(num_beams=num_beams, first_token=first_token)
-            outputs = engine.translate_batch(batch, prefixes, limits, search)
-            targets = [hypotheses[0].ended for hypotheses in outputs]
+            targets = [hypothesis.ended for hypothesis in _best(engine, batch, search)]
             expected = _logits(model, batch, targets)
             actual = torch.from_numpy(exported.force(batch, targets))
             for row, other, target in zip(expected, actual, targets, strict=True):
+                both = torch.stack([row, other])[:, : len(target)]
                 if is_quantized:
-                    both = torch.stack([row, other])[:, range(len(target))].log_softmax(-1)
-                    row, other = both[:, range(len(target)), target].mean(-1)
-                    gaps.append((row - other).abs().item())
-                else:
-                    gaps.append((row - other)[: len(target)].abs().max().item())
+                    both = both.log_softmax(-1)[:, range(len(target)), target].mean(-1)
+                gaps.append((both[0] - both[1]).abs().max())
             if num_beams == 1:
                 actual[:, :, forbidden] = -torch.inf
                 likeliest = actual.argmax(-1).tolist()
@@ -600,24 +379,14 @@ def _compare_logits(
                     row[: len(target)][chosen] == target[chosen]
                     for row, target in zip(likeliest, targets, strict=True)
                 )
-    if is_quantized:
-        mean = sum(gaps) / max(1, len(gaps) - 1)
-        return Agreement(len(sources), identical, mean, "log-probabilities per token")
-    # `max` would leave out NaN.
-    return Agreement(len(sources), identical, torch.tensor(gaps).max().item(), "logits")
+    numbers = "log-probabilities per token" if is_quantized else "logits"
+    gap = torch.stack(gaps).mean() if is_quantized else torch.stack(gaps).max()
+    return Agreement(len(sources), identical, gap.item(), numbers)
 
 
 def _batches(sources: list[list[int]]) -> list[list[list[int]]]:
     starts = range(0, len(sources), _BATCH_LINES)
     return [sources[start : start + _BATCH_LINES] for start in starts]
-
-
-def _limits(engine: TorchEngine, sources: list[list[int]]) -> list[int]:
-    return [int(min(len(source) + MAX_EXTRA_TOKENS, engine.last_position)) for source in sources]
-
-
-def _no_prefixes(sources: list[list[int]]) -> list[list[int]]:
-    return [[] for _ in sources]
 
 
 @torch.no_grad()

@@ -5,13 +5,11 @@ Their conversion is declared in `sources/fairseq.yaml`, as for every other sourc
 
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from torch import Tensor
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
     BOS_TOKEN,
@@ -21,6 +19,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.tensor_files import load_pickled, tensors_in
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
@@ -35,22 +34,6 @@ _OVERWRITE = " #fairseq:overwrite"
 _COUNT = re.compile(r"[+-]?\d+")
 # In a folder with several checkpoints, in this order.
 _USUAL_NAMES = ("checkpoint_best.pt", "model.pt", "checkpoint_last.pt")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint of fairseq.
-
-    Attributes:
-        settings: Fairseq's options by name, including the task's; `source_entries` and
-            `target_entries` are the sizes of the vocabularies.
-        tensors: Tensors by name.
-        tokenizers: One for both sides if these share all tables.
-    """
-
-    settings: dict[str, Any]
-    tensors: dict[str, Tensor]
-    tokenizers: TokenizerPair
 
 
 def find_fairseq_file(source: Path) -> Path | None:
@@ -76,8 +59,11 @@ def find_fairseq_file(source: Path) -> Path | None:
     return next(iter(usual or files), None)
 
 
-def read_checkpoint(file: Path) -> Checkpoint:
+def read_checkpoint(file: Path) -> Source:
     """Reads a checkpoint and the dictionaries in its folder.
+
+    Fields are fairseq's options by name, including the task's; `source_entries` and
+    `target_entries` are the sizes of the vocabularies.
 
     Raises:
         ValueError: If it is damaged, would run code, is none of fairseq's, or has no dictionaries.
@@ -101,7 +87,9 @@ def read_checkpoint(file: Path) -> Checkpoint:
     settings["source_entries"] = len(source)
     settings["target_entries"] = None if is_joint else len(target)
     tokenizers = TokenizerPair.joint(source) if is_joint else TokenizerPair(source, target)
-    return Checkpoint(settings, tensors_in(content, file), tokenizers)
+    declaration = Declaration.of("fairseq")
+    tensors = tensors_in(content, file)
+    return Source({"model_type": "fairseq"}, declaration, settings, tensors, tokenizers)
 
 
 def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,10 +160,6 @@ def read_dictionary(file: Path) -> VanillaTransformerTokenizer:
             tokens[places[token]] = f"{token} {places[token]}{_OVERWRITE}"
         places[token] = len(tokens)
         tokens.append(token)
-    return _tokenizer(tokens)
-
-
-def _tokenizer(tokens: Iterable[str]) -> VanillaTransformerTokenizer:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK_TOKEN))
     backend.pre_tokenizer = pre_tokenizers.Split(_BLANKS, "removed")

@@ -68,9 +68,9 @@ class SentencePiece:
         """
         check_regular(file)
         try:
-            content = dict(_merged(_fields(file.read_bytes())))
-            pieces = [dict(_fields(piece)) for piece in content[1]]
-            trainer, normaliser = (dict(_fields(content[part][-1])) for part in (2, 3))
+            content = list(_fields(file.read_bytes()))
+            pieces = [dict(_fields(value)) for number, value in content if number == 1]
+            trainer, normaliser = (dict(_fields(dict(content)[number])) for number in (2, 3))
             found = cls(
                 [
                     (
@@ -163,11 +163,7 @@ def sentencepiece_backend(
     steps = list(_normaliser(model, None if tags is None else tag))
     if runs:
         unknown = f"[^{_one_of({*known, _TAG})[1:]}"
-        lengths: dict[int, set[str]] = defaultdict(set)
-        for run in runs:
-            lengths[len(run)].add(run)
-        entire = "|".join(map(_any_of, lengths.values()))
-        others = rf"(?<!{unknown})(?!(?:{entire})(?!{unknown})){unknown}{{2,}}"
+        others = rf"(?<!{unknown})(?!{_any_of(runs)}(?!{unknown})){unknown}{{2,}}"
         # The first alternative steps over a tag.
         steps.append(normalizers.Replace(Regex(rf"(?m)\A(?:{tag}){_TAG}\K|{others}"), _UNKNOWN_RUN))
         steps.append(normalizers.Replace(_TAG + _UNKNOWN_RUN, _TAG))
@@ -230,12 +226,8 @@ def fast_pair(pair: TokenizerPair) -> TokenizerPair:
         found = TokenizerPair.joint(_fast_m2m100(slow))
     else:
         return pair
-    sides = (
-        {"text": found.source}
-        if found.is_joint
-        else {"text": found.source, "text_target": found.target}
-    )
-    for side, fast in sides.items():
+    sides = [("text", found.source), ("text_target", found.target)]
+    for side, fast in sides[:1] if found.is_joint else sides:
         for line in _sample(slow):
             theirs, ours = ([*one(**{side: line})["input_ids"]] for one in (slow, fast))
             if theirs != ours:
@@ -319,7 +311,7 @@ def _normaliser(model: SentencePiece, tag: str | None) -> Iterator[normalizers.N
 def _rules(charsmap: bytes) -> list[normalizers.Normalizer]:
     """Steps that replace text as the longest fitting rules do, from left to right."""
     rules = dict(_compiled_rules(charsmap))
-    joined = _pattern(rule for rule in rules if len(rule) > 1)
+    joined = [rule for rule in rules if len(rule) > 1]
     steps = [
         normalizers.NFC(),
         normalizers.Replace(Regex(r"(?m).\K"), _BETWEEN_CHARACTERS),
@@ -335,7 +327,9 @@ def _rules(charsmap: bytes) -> list[normalizers.Normalizer]:
         if not "\uac00" <= result[:1] <= "\ud7a3" and made.normalize_str(rule) != result
     ]
     if joined:
-        newer.insert(0, normalizers.Replace(Regex(joined), _BETWEEN_RULES))
+        # The empty place after each rule, or else each character.
+        begins = rf"(?=.{_one_of({rule[1] for rule in joined})}){_any_of(joined)}"
+        newer.insert(0, normalizers.Replace(Regex(rf"(?m)(?:{begins}|.)\K"), _BETWEEN_RULES))
     return [*newer, *steps, normalizers.Replace(_BETWEEN_RULES, "")]
 
 
@@ -366,27 +360,17 @@ def _compiled_rules(charsmap: bytes) -> Iterator[tuple[str, str]]:
             waiting.append((inner, text))
 
 
-def _pattern(rules: Iterable[str]) -> str:
-    """A regular expression for the empty place after each character or rule of several.
-
-    Rules are gathered by what may follow their first characters; most of them are Hangul.
-    """
-    firsts: dict[str, set[str]] = defaultdict(set)
-    for rule in rules:
-        firsts[rule[1:]].add(rule[0])
-    if not firsts:
-        return ""
-    rests: dict[tuple[int, frozenset[str]], set[str]] = defaultdict(set)
-    for rest, begins in firsts.items():
-        rests[-len(rest), frozenset(begins)].add(rest)
-    ordered = sorted(rests.items(), key=lambda item: item[0][0])
-    choices = "|".join(_one_of(begins) + _any_of(found) for (_, begins), found in ordered)
-    seconds = _one_of({rest[0] for rest in firsts})
-    return rf"(?m)(?:(?=.{seconds})(?:{choices})|.)\K"
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern for texts, the longest that fits."""
+    lengths: dict[int, set[str]] = defaultdict(set)
+    for text in texts:
+        lengths[len(text)].add(text)
+    choices = (_of_one_length(lengths[length]) for length in sorted(lengths, reverse=True))
+    return f"(?:{'|'.join(choices)})"
 
 
-def _any_of(texts: set[str]) -> str:
-    """A pattern for texts of one length."""
+def _of_one_length(texts: set[str]) -> str:
+    """A pattern for texts; first characters that the same texts may follow are one class."""
     if len(next(iter(texts))) == 1:
         return _one_of(texts)
     rests: dict[str, set[str]] = defaultdict(set)
@@ -395,7 +379,7 @@ def _any_of(texts: set[str]) -> str:
     begins: dict[frozenset[str], set[str]] = defaultdict(set)
     for first, found in rests.items():
         begins[frozenset(found)].add(first)
-    choices = (_one_of(firsts) + _any_of(set(found)) for found, firsts in begins.items())
+    choices = (_one_of(firsts) + _of_one_length(set(found)) for found, firsts in begins.items())
     return f"(?:{'|'.join(choices)})"
 
 
@@ -436,10 +420,3 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
             raise IndexError(length)
         yield number, message[place : place + length]
         place += length
-
-
-def _merged(fields: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, list[Any]]]:
-    values: dict[int, list[Any]] = defaultdict(list)
-    for number, value in fields:
-        values[number].append(value)
-    yield from values.items()

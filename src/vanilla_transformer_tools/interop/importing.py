@@ -3,25 +3,23 @@
 Each class is a declaration in `sources/`, see `declarations`. Anything else is an error.
 """
 
-import copy
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer_tools.files import naming_full_disk, scratch_folder, share_weights
-from vanilla_transformer_tools.interop.declarations import Declaration, Fields
+from vanilla_transformer_tools.files import new_folder
+from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fairseq import find_fairseq_file, read_checkpoint
 from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
 from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, find_npz, read_marian
@@ -32,11 +30,10 @@ from vanilla_transformer_tools.interop.tensor_files import (
     unreadable,
 )
 from vanilla_transformer_tools.interop.trimming import Trimming, kept_ids, trim
-from vanilla_transformer_tools.interop.weight_maps import Plan, shapes_of
+from vanilla_transformer_tools.interop.weight_maps import Plan
 from vanilla_transformer_tools.saved_folder import (
     check_files,
     check_objects,
-    check_size,
     describe_model_files,
     find_file,
     load_config,
@@ -51,98 +48,6 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_to
 _TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A source of weights.
-
-    Attributes:
-        record: Where it comes from, for `run.json`.
-        declaration: How models of its kind become ours.
-        fields: Fields of the source's config.
-        tensors: Tensors by name.
-        tokenizers: Tokenizers of both sides; None: there are none.
-        generation_config: Settings of its searches; None: there are none.
-        model: Model with these weights, in evaluation mode; None: no class here computes them.
-    """
-
-    record: dict[str, str]
-    declaration: Declaration
-    fields: Fields
-    tensors: Mapping[str, Tensor]
-    tokenizers: TokenizerPair | None = None
-    generation_config: GenerationConfig | None = None
-    model: PreTrainedModel | None = None
-
-    @classmethod
-    def of(cls, model: PreTrainedModel, name: str = "") -> "_Source":
-        """A model of Transformers."""
-        kind = model.config.model_type
-        return cls(
-            {"name": name, "model_type": kind},
-            Declaration.of(kind),
-            model.config.to_dict(),
-            untied_tensors(model),
-            generation_config=model.generation_config,
-            model=model,
-        )
-
-    def plan(self) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
-        """Our model without memory for its weights, and the plan for making them.
-
-        Raises:
-            ValueError: If there can be no config; names all its faults.
-        """
-        config = self.declaration.config_of(self.fields)
-        # A view may have more numbers than there are bytes behind it.
-        numbers = sum(
-            min(one.numel(), one.untyped_storage().nbytes()) for one in self.tensors.values()
-        )
-        check_size(config.to_dict(), len(self.tensors), numbers, self.record.get("name", ""))
-        faults = self.declaration.faults(self.fields)
-        with torch.device("meta"):
-            model = VanillaTransformerForConditionalGeneration(config)
-        if self.generation_config:
-            model.generation_config = copy.deepcopy(self.generation_config)
-        targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
-        plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
-        faults += self.declaration.useless_rules([*targets, *tied])
-        return model, replace(plan, faults=faults + plan.faults)
-
-    def one_tokenizer(self) -> PreTrainedTokenizerBase:
-        """That of both sides.
-
-        Raises:
-            ValueError: If there is none, or one for each side.
-        """
-        if not (self.tokenizers and self.tokenizers.is_joint):
-            raise ValueError(
-                "--keep_vocabulary needs a source with one tokenizer for both sides, got "
-                f"{'two' if self.tokenizers else 'none'}. Leave it out."
-            )
-        return self.tokenizers.source
-
-    def convert(self) -> VanillaTransformerForConditionalGeneration:
-        """One of our models with these weights, in memory of its own.
-
-        Raises:
-            ValueError: If settings or tensors cannot be expressed; names all faults.
-        """
-        model, plan = self.plan()
-        plan.check()
-        weights = plan.carry_out(self.tensors)
-        if others := [name for name, one in weights.items() if not one.is_floating_point()]:
-            raise ValueError(
-                f"Weights must be floating-point numbers, got {weights[others[0]].dtype} for "
-                f"{', '.join(others)}. Undo the quantisation."
-            )
-        # A model that computes in one type may still be saved in several.
-        dtype = reduce(torch.promote_types, (weight.dtype for weight in weights.values()))
-        weights = {name: weight.to(dtype) for name, weight in weights.items()}
-        model.load_state_dict(weights, strict=False, assign=True)
-        model.tie_weights()
-        return model
-
-
 def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
     """One of our models with the weights and generation settings of another class's model.
 
@@ -154,20 +59,7 @@ def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
     Raises:
         ValueError: If the class, its settings or its tensors cannot be expressed; names all faults.
     """
-    return _Source.of(source).convert().train(source.training)
-
-
-def plan_conversion(
-    source: PreTrainedModel,
-) -> tuple[VanillaTransformerForConditionalGeneration, Plan]:
-    """Our model without memory for its weights, and what `convert` makes them of."""
-    return _Source.of(source).plan()
-
-
-def untied_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Tensors by name, each once."""
-    tied = model.all_tied_weights_keys
-    return {name: value for name, value in model.state_dict().items() if name not in tied}
+    return Source.of(source).convert().train(source.training)
 
 
 @dataclass(frozen=True)
@@ -207,9 +99,6 @@ def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> LogitGa
     """Compares in the dtype of the weights, and if they differ there in float32.
 
     Products of 16 bits, of matrices that one model has side by side, may round otherwise.
-
-    Raises:
-        ValueError: If the models differ in both.
     """
     dtype = model.dtype
     comparison = compare_logits(source, model)
@@ -286,14 +175,13 @@ def import_model(
         ValueError: If the model is damaged, cannot be expressed, or computes something else here.
         OSError: If there is no such model, or no room for ours.
     """
-    if folder.exists():
-        raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
+    _check_new(folder)
     source = _load(name_or_path, mapping, tokenizer)
     is_marian = source.record.get("model_type") == "marian"
     if positions != "transformers" and not is_marian:
         raise ValueError(
-            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave it "
-            "out."
+            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave "
+            "it out."
         )
     model = source.convert()
     comparison = None
@@ -313,19 +201,17 @@ def import_model(
         trimmed = trim(model, source.one_tokenizer(), trimming)
         model, tokenizers = trimmed.model, TokenizerPair.joint(trimmed.tokenizer)
         record["trimmed"] = trimmed.sizes
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        scratch_folder(folder.parent, f".{folder.name}.new-") as scratch,
-        naming_full_disk(folder.parent, f"the model {folder.name!r}"),
-    ):
-        new = scratch / "new"
+    with new_folder(folder, "model", _check_new) as new:
         model.save_pretrained(new)
-        share_weights(new)
         if tokenizers is not None:
             tokenizers.save_pretrained(new)
         write_run(new, {**record, "files": describe_model_files(new)})
-        new.rename(folder)
     return comparison
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists():
+        raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
 
 
 @dataclass(frozen=True)
@@ -368,59 +254,47 @@ def plan_import(
     return ImportPlan(plan, assumed, (model.config.vocab_size, len(kept)))
 
 
-def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None) -> _Source:
+def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None) -> Source:
     path = Path(name_or_path)
     if mapping is not None:
-        return _with_mapping(path, mapping, tokenizer)
-    if file := find_npz(path):
-        declaration = Declaration.of_program("marian_npz")
-        model = read_marian(file, declaration.faults)
-        return _Source(
-            {"name": path.name, "model_type": "marian_npz"},
-            declaration,
-            model.settings,
-            model.tensors,
-            model.tokenizers,
-            model.generation_config,
-        )
-    if file := find_fairseq_file(path):
-        checkpoint = read_checkpoint(file)
-        return _Source(
-            {"name": path.name, "model_type": "fairseq"},
-            Declaration.of_program("fairseq"),
-            checkpoint.settings,
-            checkpoint.tensors,
-            checkpoint.tokenizers,
-        )
+        source = _with_mapping(path, mapping, tokenizer)
+    elif file := find_npz(path):
+        source = read_marian(file)
+    elif file := find_fairseq_file(path):
+        source = read_checkpoint(file)
+    else:
+        source = _of_transformers(name_or_path)
+    return replace(source, record={"name": path.name, **source.record})
+
+
+def _of_transformers(name_or_path: str) -> Source:
     config = _check_config(name_or_path)
     tokenizers = TokenizerPair.for_config(load_tokenizer(name_or_path), config, name_or_path)
-    if path.is_dir():
-        for file in path.glob("*.bin"):
-            check_zip(file)
+    for file in Path(name_or_path).glob("*.bin"):
+        check_zip(file)
     try:
         model = load_model(name_or_path, use_safetensors=None).eval()
     # From torch's readers of pickles and of cut files.
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise unreadable(name_or_path, error) from error
-    source = _Source.of(model, path.name)
+    source = replace(Source.of(model), tokenizers=tokenizers)
     try:
-        tokenizers = fast_pair(tokenizers)
+        return replace(source, tokenizers=fast_pair(tokenizers))
     except ValueError as error:
-        source = replace(source, record={**source.record, "slow_tokenizer": str(error)})
-    return replace(source, tokenizers=tokenizers)
+        return replace(source, record={**source.record, "slow_tokenizer": str(error)})
 
 
 @torch.no_grad()
 def compute_as_marian(model: VanillaTransformerForConditionalGeneration) -> None:
     """Gives a model that comes from `MarianMTModel` what Marian has: positions and no `<pad>`."""
     config = model.config
-    marian = Declaration.of_program("marian_npz")
+    marian = Declaration.of("marian_npz")
     config.position_base = marian.fields({"dim-emb": config.d_model})["position_base"]
     config.layer_norm_eps = marian.constants["layer_norm_eps"]
     model.lm_head.bias[config.pad_token_id] = NO_ENTRY
 
 
-def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:
+def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
     """Weights of another program, with tokenizer and settings from the same folder."""
     declaration = Declaration.of_mapping(mapping)
     folder = path if path.is_dir() else path.parent
@@ -434,8 +308,8 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:
     if (folder / GENERATION_CONFIG_NAME).is_file():
         check_objects(folder)
         generation_config = GenerationConfig.from_pretrained(folder)
-    return _Source(
-        {"name": path.name, "mapping": mapping.name},
+    return Source(
+        {"mapping": mapping.name},
         declaration,
         {},
         read_tensors(path),
@@ -445,14 +319,12 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> _Source:
 
 
 def _check_config(name_or_path: str) -> dict[str, Any]:
-    """Rejects an unsupported model, or no model at all, before gigabytes are read.
+    """Fields of our config; an unsupported model is rejected before gigabytes are read.
 
-    Returns:
-        Fields of our config; none if it cannot be found, which loading the tokenizer explains.
+    There are none where no config can be found, which loading the tokenizer explains.
     """
     folder = Path(name_or_path)
     if folder.is_dir():
-        check_objects(folder)
         check_shards(folder)
         if not (folder / CONFIG_NAME).exists():
             raise ValueError(

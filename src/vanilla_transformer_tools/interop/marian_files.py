@@ -9,7 +9,6 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ import torch
 import yaml
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from vanilla_transformer_tools.files import parse_yaml, read_lines, read_text
+from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fast_tokenizers import (
     END,
     PAD,
@@ -46,24 +46,6 @@ NO_ENTRY = -1e3
 _SUFFIXES = {".spm": "SentencePiece", ".yml": "YAML", ".yaml": "YAML", ".json": "JSON"}
 
 
-@dataclass(frozen=True)
-class MarianModel:
-    """A model of Marian.
-
-    Attributes:
-        settings: By the names of Marian's options, and what `sources/marian_npz.yaml` needs
-            besides: sizes with `<pad>`, and operations without dropout.
-        tensors: By name.
-        tokenizers: One for both sides if these share a vocabulary.
-        generation_config: Search settings from decoder.yml.
-    """
-
-    settings: dict[str, Any]
-    tensors: dict[str, Tensor]
-    tokenizers: TokenizerPair
-    generation_config: GenerationConfig
-
-
 def find_npz(source: Path) -> Path | None:
     """Marian's model that a path names: itself, or in a folder that is no model of Transformers.
 
@@ -75,7 +57,7 @@ def find_npz(source: Path) -> Path | None:
     if not source.is_dir() or (source / "config.json").exists():
         return None
     files = [file for file in sorted(source.glob("*.npz")) if _is_marian(file)]
-    named = _decoder_settings(source).get("models") or []
+    named = _decoder_settings(source / DECODER_FILE).get("models") or []
     if len(files) > 1 and len(named) == 1:
         files = [file for file in files if file.name == Path(str(named[0])).name]
     if len(files) > 1:
@@ -95,12 +77,11 @@ def _is_marian(file: Path) -> bool:
     return f"{SETTINGS}.npy" in names or "decoder_ff_logit_out_b.npy" in names
 
 
-def read_marian(file: Path, faults_of: Any) -> MarianModel:
-    """Reads a model, its vocabularies and its decoder.yml.
+def read_marian(file: Path) -> Source:
+    """Reads a model, its vocabularies and its decoder.yml, which are in the folder of the file.
 
-    Args:
-        file: The `.npz`; the others are in its folder.
-        faults_of: From settings to what cannot be expressed.
+    Fields are Marian's options by name, and what `sources/marian_npz.yaml` needs besides: sizes
+    with `<pad>`, and operations without dropout.
 
     Raises:
         ValueError: If a file is missing or damaged, would run code, or does not fit, or if the
@@ -109,10 +90,12 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
     """
     arrays = _read_arrays(file)
     settings = _model_settings(file, arrays)
-    decoder = _decoder_settings(file.parent, file)
+    own = file.with_name(f"{file.name}.{DECODER_FILE}")
+    decoder = _decoder_settings(own if own.is_file() else file.with_name(DECODER_FILE))
     settings |= {name: decoder[name] for name in ("word-penalty",) if name in decoder}
     settings |= readable(settings, "Wpos" in arrays)
-    faults = faults_of(settings)
+    declaration = Declaration.of("marian_npz")
+    faults = declaration.faults(settings)
     files = _vocabulary_files(file, decoder)
     faults += [
         f"{one.name} must be one of {', '.join(_SUFFIXES)}, got a vocabulary of another kind"
@@ -124,8 +107,8 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
             f"{str(file)!r} must be a Transformer that can be expressed, got:\n" + "\n".join(faults)
         )
     sizes = settings.get("dim-vocabs") or []
-    vocabularies = [read_vocabulary(one, file.parent) for one in dict.fromkeys(files)]
-    counts = [len(one) for one in (vocabularies * 2)[:2]]
+    vocabularies = [_read_vocabulary(one) for one in dict.fromkeys(files)]
+    counts = [1 + max(entries.values(), default=-1) for entries, _ in (vocabularies * 2)[:2]]
     if counts != list(sizes):
         raise ValueError(
             f"The vocabularies of {str(file)!r} must have {_both(sizes)} entries, as its "
@@ -133,7 +116,7 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
             f"{' and '.join(one.name for one in files)}. Use the ones of its training."
         )
     pad = max(sizes)
-    sides = [vocabulary.tokenizer(pad) for vocabulary in vocabularies]
+    sides = [vocabulary_tokenizer(entries, pad, pieces) for entries, pieces in vocabularies]
     pair = TokenizerPair.joint(sides[0]) if len(sides) == 1 else TokenizerPair(*sides)
     settings |= {
         "rows": pad + 1,
@@ -151,7 +134,8 @@ def read_marian(file: Path, faults_of: Any) -> MarianModel:
         bos_token_id=settings["end"],
         eos_token_id=settings["end"],
     )
-    return MarianModel(settings, _with_pad(arrays, sizes, pad + 1), pair, generation)
+    tensors = _with_pad(arrays, sizes, pad + 1)
+    return Source({"model_type": "marian_npz"}, declaration, settings, tensors, pair, generation)
 
 
 def _read_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -226,22 +210,11 @@ def _with_pad(
     return tensors
 
 
-def _decoder_settings(folder: Path, file: Path | None = None) -> dict[str, Any]:
+def _decoder_settings(file: Path) -> dict[str, Any]:
     """Settings in decoder.yml; empty if there is no such file."""
-    names = (
-        [folder / DECODER_FILE]
-        if file is None
-        else [
-            file.with_name(f"{file.name}.{DECODER_FILE}"),
-            folder / DECODER_FILE,
-        ]
-    )
-    found = next((name for name in names if name.is_file()), None)
-    if found is None:
-        return {}
-    content = parse_yaml(read_text(found))
+    content = parse_yaml(read_text(file)) if file.is_file() else {}
     if not isinstance(content, dict):
-        raise ValueError(f"{found} must hold Marian's options, got {content!r:.60}.")
+        raise ValueError(f"{file} must hold Marian's options, got {content!r:.60}.")
     return content
 
 
@@ -263,47 +236,38 @@ def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
     return files
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """Entries of one side.
+def vocabulary_tokenizer(
+    entries: Mapping[str, int], pad: int, pieces: SentencePiece | None = None
+) -> PreTrainedTokenizerFast:
+    """A fast tokenizer with the ids of one of Marian's vocabularies, and `<pad>`.
 
-    Attributes:
+    Args:
         entries: Ids by token.
+        pad: Id of `<pad>`, behind all others.
         pieces: Splits text; None: text has its tokens between blanks.
-        is_own: Whether `pieces` give ids themselves.
     """
-
-    entries: dict[str, int]
-    pieces: SentencePiece | None = None
-
-    def __len__(self) -> int:
-        return 1 + max(self.entries.values(), default=-1)
-
-    def tokenizer(self, pad: int) -> Any:
-        """A fast one with these ids, and `<pad>`."""
-        entries = {**self.entries, PAD: pad}
-        if self.pieces:
-            return ending_in_eos(sentencepiece_backend(self.pieces, entries))
-        names = {token_id: token for token, token_id in entries.items()}
-        # No text spells a name with a blank.
-        rows = {names.get(row, f"<unused {row}>"): row for row in range(pad + 1)}
-        backend = Tokenizer(models.WordLevel(rows, unk_token=UNKNOWN))
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[ \t\r]+"), "removed")
-        return ending_in_eos(backend)
+    entries = {**entries, PAD: pad}
+    if pieces:
+        return ending_in_eos(sentencepiece_backend(pieces, entries))
+    names = {token_id: token for token, token_id in entries.items()}
+    # No text spells a name with a blank.
+    rows = {names.get(row, f"<unused {row}>"): row for row in range(pad + 1)}
+    backend = Tokenizer(models.WordLevel(rows, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[ \t\r]+"), "removed")
+    return ending_in_eos(backend)
 
 
-def read_vocabulary(file: Path, folder: Path) -> Vocabulary:
-    """Reads one of Marian's vocabularies, and the SentencePiece model of its side next to it."""
+def _read_vocabulary(file: Path) -> tuple[dict[str, int], SentencePiece | None]:
     if file.suffix == ".spm":
         pieces = SentencePiece.read(file)
-        return Vocabulary(pieces.ids(), pieces)
+        return pieces.ids(), pieces
     try:
         entries = json.loads(read_text(file)) if file.suffix == ".json" else _read_yaml(file)
     except ValueError as error:
         raise ValueError(f"{file} must list tokens and their ids, got: {error}") from error
     if faults := [token for token in (END, UNKNOWN) if token not in entries]:
         raise ValueError(f"{file} must have {END} and {UNKNOWN}, got no {', '.join(faults)}.")
-    return Vocabulary(entries)
+    return entries, None
 
 
 def _read_yaml(file: Path) -> dict[str, int]:

@@ -33,9 +33,7 @@ def load_pickled(file: Path) -> Any:
         OSError: If there is no such file.
     """
     check_regular(file)
-    with file.open("rb") as stream:
-        head = stream.read(max(map(len, _OTHER_FORMATS)))
-    _refuse_other_formats(file, head)
+    _refuse_other_formats(file)
     is_zip = check_zip(file)
     try:
         with torch.serialization.safe_globals(_HARMLESS):
@@ -72,7 +70,9 @@ def check_zip(file: Path) -> bool:
     return True
 
 
-def _refuse_other_formats(file: Path, head: bytes) -> None:
+def _refuse_other_formats(file: Path) -> None:
+    with file.open("rb") as stream:
+        head = stream.read(max(map(len, _OTHER_FORMATS)))
     other = next((name for magic, name in _OTHER_FORMATS.items() if head.startswith(magic)), None)
     cure = "Save its tensors by name with `safetensors`, from the library that wrote it."
     if head.startswith(_ZIP_MAGIC) and zipfile.is_zipfile(file):

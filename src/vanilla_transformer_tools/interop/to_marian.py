@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,14 +17,12 @@ import numpy as np
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.interop.declarations import Declaration
 from vanilla_transformer_tools.interop.fast_tokenizers import END, UNKNOWN
-from vanilla_transformer_tools.interop.importing import untied_tensors
 from vanilla_transformer_tools.interop.marian_files import (
     DECODER_FILE,
     OUTPUT_BIAS,
@@ -34,14 +31,32 @@ from vanilla_transformer_tools.interop.marian_files import (
     VECTOR,
     readable,
 )
-from vanilla_transformer_tools.interop.to_transformers import sines_first, spelled_out
+from vanilla_transformer_tools.interop.to_transformers import config_faults, sines_first
+from vanilla_transformer_tools.interop.weight_maps import take_apart, untied_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
+from vanilla_transformer_tools.translation.engines import Hypothesis
 
 WEIGHTS_FILE = "model.npz"
+# Longest output, in lengths of its source; Marian has no other limit.
+LENGTH_FACTOR = 3
 _NAMES = {"silu": "swish"}
 _DECLARATION = "marian_npz"
 # Larger ones are not negligible beside the variance.
 _MOST_EPSILON = 1e-5
+# Fields that change nothing in a trained model, or have a message of their own.
+_NOT_COMPARED = (
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "max_position_embeddings",
+    "bos_token_id",
+    "pre_norm",
+    "add_final_layer_norm",
+)
+# Norms of embeddings come before something; by these their names are chosen.
+_NORMS_BEFORE = {
+    f"{stack}_emb_ln_{part}_pre" for stack in ("encoder", "decoder") for part in ("scale", "bias")
+}
 
 
 def write_marian(
@@ -66,30 +81,21 @@ def write_marian(
         raise ValueError("Marian cannot hold this model:\n" + "\n".join(faults))
     if config.position_embedding_type == "sinusoidal":
         weights = {name: sines_first(name, tensor) for name, tensor in weights.items()}
-    rules = Declaration.of_program(_DECLARATION).weights
+    rules = Declaration.of(_DECLARATION).weights
+    pieces = {name: rules.pieces_of(name, _NORMS_BEFORE)[0] for name in weights}
     rows = dict(zip(("encoder", "decoder"), settings["dim-vocabs"], strict=True))
     arrays: dict[str, Any] = {}
-    for name, tensor in weights.items():
-        (pieces,) = rules.pieces_of(name, _Names())
-        for piece, part in zip(pieces, tensor.float().chunk(len(pieces)), strict=True):
-            array = (part.T if piece.transposed else part).numpy()
-            if TABLES.fullmatch(piece.name) or piece.name == OUTPUT_BIAS:
-                # Without `<pad>`.
-                array = array[: rows["encoder" if piece.name == "encoder_Wemb" else "decoder"]]
-            if VECTOR.fullmatch(piece.name):
-                array = array[None]
-            arrays[piece.name] = np.ascontiguousarray(array)
+    for name, tensor in take_apart(pieces, weights).items():
+        array = tensor.float().numpy()
+        if TABLES.fullmatch(name) or name == OUTPUT_BIAS:
+            # Without `<pad>`.
+            array = array[: rows["encoder" if name == "encoder_Wemb" else "decoder"]]
+        arrays[name] = array[None] if VECTOR.fullmatch(name) else array
     text = yaml.safe_dump(settings).encode() + b"\0"
     arrays[SETTINGS] = np.frombuffer(text, np.int8)
     np.savez(folder / WEIGHTS_FILE, **cast(Any, arrays))
-    names = (
-        ["vocab.yml"] * 2
-        if entries["source"] == entries["target"]
-        else [
-            "source.yml",
-            "target.yml",
-        ]
-    )
+    is_joint = entries["source"] == entries["target"]
+    names = ["vocab.yml"] * 2 if is_joint else ["source.yml", "target.yml"]
     for file, found in zip(names, entries.values(), strict=True):
         lines = [
             f"{json.dumps(token, ensure_ascii=False)}: {row}" for row, token in enumerate(found)
@@ -106,13 +112,6 @@ def write_marian(
         "allow-unk": [tokenizers.target.unk_token_id] not in (search.bad_words_ids or []),
     }
     write_lines(folder / DECODER_FILE, yaml.safe_dump(decoder).splitlines())
-
-
-class _Names:
-    """Names of norms in Marian's files: norms of embeddings come before something."""
-
-    def __contains__(self, name: object) -> bool:
-        return "_emb_ln_" not in str(name) or str(name).endswith("_pre")
 
 
 def _settings(
@@ -161,35 +160,24 @@ def _faults(
 ) -> list[str]:
     """What Marian has no option for."""
     config = model.config
-    declaration = Declaration.of_program(_DECLARATION)
-    ours = {name: getattr(config, name) for name in VanillaTransformerConfig.__annotations__}
-    known = {one.name: one.default for one in fields(VanillaTransformerConfig)}
+    declaration = Declaration.of(_DECLARATION)
     # Sizes and ids are compared with the entries instead.
     given: dict[str, Any] = {"rows": config.vocab_size, "target_rows": config.decoder_vocab_size}
     given |= {"pad": config.pad_token_id, "end": config.eos_token_id}
     options = {**settings, **readable(settings, False), **given}
-    needed = {name: known[name] for name in ours if name in known} | declaration.fields(options)
-    needed |= {name: ours[name] for name in ("dropout", "attention_dropout", "activation_dropout")}
-    needed |= {name: ours[name] for name in ("max_position_embeddings", "bos_token_id")}
-    values, expected = spelled_out(ours), spelled_out({**ours, **needed})
-    if config.position_embedding_type == "sinusoidal":
-        values["position_embedding_type"] = expected["position_embedding_type"]
-    if config.layer_norm_eps <= _MOST_EPSILON:
-        values["layer_norm_eps"] = expected["layer_norm_eps"]
-    values["lm_head_bias"] = True
     faults = declaration.faults(options)
     if config.pre_norm:
         faults.append(
             "`pre_norm` must be False, got True: while it decodes, Marian 1.12 leaves out the norm "
             "of keys and values."
         )
-    faults += [
-        f"`{name}` must be {needed[name]!r}, got {ours[name]!r}."
-        for name in values
-        if values[name] != expected[name]
-        and needed[name] != ours[name]
-        and name not in ("pre_norm", "add_final_layer_norm")
-    ]
+    is_small = config.layer_norm_eps <= _MOST_EPSILON
+    faults += config_faults(
+        config,
+        declaration.fields(options),
+        zeros=["lm_head_bias"],
+        free=[*_NOT_COMPARED, *["layer_norm_eps"] * is_small],
+    )
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
     if start.abs().max():
         faults.append(
@@ -217,32 +205,46 @@ def has_engine() -> bool:
     return importlib.util.find_spec("pymarian") is not None
 
 
-def decode(folder: Path, lines: Sequence[str], limit_factor: int = 3) -> list[tuple[str, float]]:
-    """What Marian translates greedily, with the log-probability of each output.
+def translate(
+    folder: Path, tokenizers: TokenizerPair, sources: Sequence[list[int]]
+) -> list[Hypothesis]:
+    """What Marian translates greedily; scores are log-probabilities per token.
 
     Args:
         folder: Made by `write_marian`.
-        lines: Tokens between blanks.
-        limit_factor: Longest output, in lengths of its source.
+        tokenizers: Tokenizers of the model.
+        sources: Ids with `</s>`.
 
     Raises:
         ValueError: If it fails; ends with its last words.
     """
+    # Marian takes no blanks inside a token.
+    read, written = (
+        {row: token.rstrip(" ") for row, token in tokens_by_id(one, side).items()}
+        for side, one in (("source", tokenizers.source), ("target", tokenizers.target))
+    )
     command = [sys.executable, "-m", "pymarian", "decode", "-c", DECODER_FILE, "--cpu-threads", "1"]
     command += ["-w", "200", "--quiet", "-b", "1", "--n-best", "--normalize", "0"]
-    command += ["--mini-batch", "1", "--max-length-factor", str(limit_factor)]
+    command += ["--mini-batch", "1", "--max-length-factor", str(LENGTH_FACTOR)]
     found = subprocess.run(
         command,
         cwd=folder,
-        input="".join(f"{line}\n" for line in lines),
+        input="".join(f"{' '.join(read[row] for row in source[:-1])}\n" for source in sources),
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     results = re.findall(r"^\d+ \|\|\| (.*?) \|\|\| .*?= *\S+ \|\|\| (\S+)$", found.stdout, re.M)
-    if found.returncode or len(results) != len(lines):
+    if found.returncode or len(results) != len(sources):
         raise ValueError(
             f"Marian must decode the exported model, but it ended with {found.returncode}: "
             f"{found.stderr.strip()[-300:]}"
         )
-    return [(text, float(score)) for text, score in results]
+    ids = {token: row for row, token in written.items()}
+    hypotheses = []
+    for source, (text, score) in zip(sources, results, strict=True):
+        tokens = [ids[token] for token in text.split()]
+        is_whole = len(tokens) < LENGTH_FACTOR * len(source)
+        end = tokenizers.target.eos_token_id if is_whole else None
+        hypotheses.append(Hypothesis(tokens, float(score) / (len(tokens) + is_whole), end))
+    return hypotheses

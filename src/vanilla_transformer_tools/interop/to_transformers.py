@@ -5,8 +5,7 @@ The declarations in `sources/` are read backwards. Anything else is an error.
 
 import copy
 import json
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.files import write_lines
-from vanilla_transformer_tools.interop.declarations import Declaration, known_sources
-from vanilla_transformer_tools.interop.importing import plan_conversion, untied_tensors
-from vanilla_transformer_tools.interop.weight_maps import Shape, TensorPart, shapes_of
+from vanilla_transformer_tools.interop.declarations import Declaration, Source, known_sources
+from vanilla_transformer_tools.interop.weight_maps import take_apart, untied_tensors
 from vanilla_transformer_tools.saved_folder import read_object
 
 # The `model_type` of each format.
@@ -65,25 +63,35 @@ def to_transformers(
         ValueError: If the class cannot express the model; names all reasons.
     """
     refuse_other_models(model, name)
-    if faults := config_faults(model, name):
-        fitting = [one for one in FORMATS if not config_faults(model, one)]
+    if faults := _faults(model, name):
+        fitting = [one for one in FORMATS if not _faults(model, one)]
         raise ValueError(
             f"The format {name} cannot hold this model:\n"
             + "\n".join(faults)
             + f"\nOther formats of Transformers that can: {', '.join(fitting) or 'none'}."
         )
     target = AutoModelForSeq2SeqLM.from_config(config_of_class(model, name), dtype=model.dtype)
-    imported, plan = plan_conversion(target)
+    imported, plan = Source.of(target).plan()
     plan.check()
     weights = untied_tensors(model)
     if imported.config.position_embedding_type != model.config.position_embedding_type:
         weights = {place: sines_first(place, tensor) for place, tensor in weights.items()}
-    parts = take_apart(plan.pieces, weights, shapes_of(untied_tensors(target)))
+    shapes = untied_tensors(target)
+    parts = {
+        # Some classes have biases of the logits in one row.
+        place: part.reshape_as(shapes[place])
+        for place, part in take_apart(plan.pieces, weights).items()
+    }
     # Tables of sinusoids, and biases that the model lacks, stay as the class has made them.
     target.load_state_dict(parts, strict=False, assign=True)
     target.tie_weights()
     target.generation_config = copy.deepcopy(model.generation_config)
     return target.train(model.training)
+
+
+def _faults(model: VanillaTransformerForConditionalGeneration, name: str) -> list[str]:
+    theirs = Declaration.of(FORMATS[name]).fields(config_of_class(model, name).to_dict())
+    return config_faults(model.config, theirs)
 
 
 def refuse_other_models(model: PreTrainedModel, name: str) -> None:
@@ -108,27 +116,33 @@ def name_general_tokenizers(folder: Path) -> None:
             write_lines(file, [json.dumps(config, indent=2)])
 
 
-def config_faults(model: VanillaTransformerForConditionalGeneration, name: str) -> list[str]:
-    """Fields of the config that must have other values, for which the class has no switch.
+def config_faults(
+    config: VanillaTransformerConfig,
+    theirs: Mapping[str, Any],
+    *,
+    zeros: Collection[str] = ("attention_bias", "lm_head_bias"),
+    free: Collection[str] = (),
+) -> list[str]:
+    """Fields of a config that must have other values, for which a format has no switch.
 
     Args:
-        model: One of ours.
-        name: Name of the class, one of `FORMATS`.
+        config: Config of one of our models.
+        theirs: Fields that the model would have once it had come back from the format.
+        zeros: Biases that the format may have where the model has none: zeros will do.
+        free: Fields whose values the format need not keep.
     """
-    declared = [one for one in fields(VanillaTransformerConfig) if one.name in _OURS]
-    ours = {one.name: getattr(model.config, one.name) for one in declared}
-    imported = Declaration.of(FORMATS[name]).fields(config_of_class(model, name).to_dict())
-    needed = {one.name: one.default for one in declared} | imported
+    ours = {name: getattr(config, name) for name in _OURS}
+    needed = {one.name: one.default for one in fields(config) if one.name in ours}
+    needed |= {**theirs, **{name: ours[name] for name in free}}
     values, expected = spelled_out(ours), spelled_out(needed)
     if ours["position_embedding_type"] == "sinusoidal":
         values["position_embedding_type"] = "sinusoidal_concatenated"
-    for bias in ("attention_bias", "lm_head_bias"):
-        # Zeros will do.
+    for bias in zeros:
         values[bias] |= expected[bias]
     return [
-        f"`{field}` must be {needed[field]!r}, got {ours[field]!r}."
-        for field in values
-        if values[field] != expected[field]
+        f"`{name}` must be {needed[name]!r}, got {ours[name]!r}."
+        for name in values
+        if values[name] != expected[name] and needed[name] != ours[name]
     ]
 
 
@@ -179,33 +193,3 @@ def sines_first(name: str, tensor: Tensor) -> Tensor:
         return tensor
     even, odd = (range(first, tensor.shape[axis], 2) for first in (0, 1))
     return tensor.index_select(axis, torch.tensor([*even, *odd], device=tensor.device))
-
-
-def take_apart(
-    pieces: Mapping[str, list[TensorPart]],
-    tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, Shape],
-) -> dict[str, Tensor]:
-    """The tensors that a plan has made others of, in memory of their own.
-
-    Args:
-        pieces: Parts of the plan, by the tensors made of them.
-        tensors: Tensors that were made, all or some of them.
-        shapes: Shapes of the tensors to return.
-    """
-    blocks: dict[str, dict[TensorPart, Tensor]] = defaultdict(dict)
-    for made, tensor in tensors.items():
-        first, *others = pieces[made]
-        rows = [one.shape(shapes[one.name])[0] for one in others]
-        # What is left: the first one may be a vector in a matrix of one row.
-        parts = tensor.split([len(tensor) - sum(rows), *rows])
-        for piece, part in zip((first, *others), parts, strict=True):
-            blocks[piece.name][piece] = part
-    return {name: _join(found).reshape(shapes[name]) for name, found in blocks.items()}
-
-
-def _join(blocks: Mapping[TensorPart, Tensor]) -> Tensor:
-    """The tensor that was cut into these."""
-    ordered = sorted(blocks, key=lambda piece: piece.block)
-    whole = torch.cat([blocks[piece] for piece in ordered])
-    return whole.T.contiguous() if ordered[0].transposed else whole

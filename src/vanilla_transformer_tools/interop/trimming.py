@@ -9,13 +9,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -122,9 +122,8 @@ def trim(
         OSError: If a file cannot be read.
     """
     kept = kept_ids(model, tokenizer, trimming)
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
     new_ids = {token_id: place for place, token_id in enumerate(kept)}
-    smaller = _trimmed_tokenizer(tokenizer, backend, new_ids)
+    smaller = _trimmed_tokenizer(tokenizer, new_ids)
     _compare(tokenizer, smaller, new_ids, trimming.lines())
     result = _trimmed_model(model, kept, new_ids)
     sizes = {
@@ -146,8 +145,44 @@ def kept_ids(
         OSError: If a file cannot be read.
     """
     _check_trimmable(model, tokenizer)
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    return sorted(_kept_ids(model, tokenizer, backend, trimming))
+    counts: Counter[int] = Counter()
+    for lines in _batches(trimming.lines()):
+        for ids in tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]:
+            counts.update(ids)
+    kept = {token_id for token_id, count in counts.items() if count >= trimming.min_count}
+    entries = tokenizer.get_vocab()
+    # All single characters and bytes; `▁a` is two characters.
+    kept |= {
+        token_id
+        for token, token_id in entries.items()
+        if len(token) == 1 or (len(token) == 6 and token.startswith("<0x"))
+    }
+    kept |= {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+    kept |= {*language_codes(tokenizer).values()}
+    vocabulary = _pipeline(tokenizer)["model"]
+    if vocabulary["type"] == "BPE":
+        kept |= _parts(vocabulary, kept)
+    else:
+        kept.add(vocabulary["unk_id"])
+    known = set(entries.values())
+    faults = []
+    for name, config in (("config", model.config), ("generation_config", model.generation_config)):
+        for field in _NEEDED_IDS:
+            value: Any = getattr(config, field, None)
+            needed = value if isinstance(value, list) else [value] * (value is not None)
+            faults += [
+                f"`{field}` of {name}.json is {token_id}"
+                for token_id in needed
+                if token_id not in known
+            ]
+            kept.update(needed)
+    if faults:
+        raise ValueError(
+            "Ids in the configs must be entries of the tokenizer, got none for: "
+            f"{'; '.join(faults)}. Correct them in the source."
+        )
+    # Rows without an entry go.
+    return sorted(kept & known)
 
 
 def describe_sizes(sizes: Mapping[str, Sequence[float]]) -> str:
@@ -173,78 +208,23 @@ def _check_trimmable(model: VanillaTransformerForConditionalGeneration, tokenize
             "pieces that are gone."
         )
     else:
-        kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
+        kind = _pipeline(tokenizer)["model"]["type"]
         if kind not in ("BPE", "Unigram"):
             faults.append(f"--keep_vocabulary needs a BPE or a Unigram vocabulary, got {kind}.")
     if faults:
         raise ValueError("\n".join(faults))
 
 
-def _kept_ids(
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    backend: Mapping[str, Any],
-    trimming: Trimming,
-) -> set[int]:
-    """Ids that stay; those without an entry go.
-
-    Raises:
-        ValueError: If a config names ids that are none of the vocabulary.
-    """
-    counts = Counter(chain.from_iterable(_encoded(tokenizer, trimming.lines())))
-    kept = {token_id for token_id, count in counts.items() if count >= trimming.min_count}
-    entries = _entries(backend)
-    # All single characters and bytes; `▁a` is two characters.
-    kept |= {
-        token_id
-        for token, token_id in entries.items()
-        if len(token) == 1 or (len(token) == 6 and token.startswith("<0x"))
-    }
-    kept |= {added["id"] for added in backend["added_tokens"]}
-    kept |= {*tokenizer.all_special_ids, *language_codes(tokenizer).values()}
-    if backend["model"]["type"] == "BPE":
-        kept |= _parts(backend["model"], kept)
-    else:
-        kept.add(backend["model"]["unk_id"])
-    known = set(entries.values())
-    faults = []
-    for name, config in (("config", model.config), ("generation_config", model.generation_config)):
-        for field in _NEEDED_IDS:
-            needed = _as_list(getattr(config, field, None))
-            faults += [
-                f"`{field}` of {name}.json is {token_id}"
-                for token_id in needed
-                if token_id not in known
-            ]
-            kept |= known.intersection(needed)
-    if faults:
-        raise ValueError(
-            "Ids in the configs must be entries of the tokenizer, got none for: "
-            f"{'; '.join(faults)}. Correct them in the source."
-        )
-    return kept & known
+def _pipeline(tokenizer: Any) -> dict[str, Any]:
+    """The content of a tokenizer.json."""
+    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return content
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, lines: Iterable[str]) -> Iterator[list[int]]:
+def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
     remaining = iter(lines)
     while batch := list(islice(remaining, _LINES_AT_A_TIME)):
-        yield from tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
-
-
-def _entries(backend: Mapping[str, Any]) -> dict[str, int]:
-    """Ids of a tokenizer.json by token."""
-    model = backend["model"]
-    if model["type"] == "BPE":
-        entries = dict(model["vocab"])
-    else:
-        entries = {token: token_id for token_id, (token, _) in enumerate(model["vocab"])}
-    return entries | {added["content"]: added["id"] for added in backend["added_tokens"]}
-
-
-def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs in order; older files have them as one string."""
-    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-    return [(left, right) for left, right in pairs]
+        yield batch
 
 
 def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
@@ -253,7 +233,7 @@ def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
     Inside a longer word it takes the same way, since it never splits merged entries.
     """
     vocabulary = model["vocab"]
-    ranks = {pair: rank for rank, pair in enumerate(_merges(model))}
+    ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
     parts: set[int] = set()
     for token, token_id in vocabulary.items():
         if token_id not in kept:
@@ -271,10 +251,10 @@ def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
 
 
 def _trimmed_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, backend: dict[str, Any], new_ids: Mapping[int, int]
+    tokenizer: PreTrainedTokenizerBase, new_ids: Mapping[int, int]
 ) -> PreTrainedTokenizerBase:
-    backend = copy.deepcopy(backend)
-    model = backend["model"]
+    pipeline = _pipeline(tokenizer)
+    model = pipeline["model"]
     if model["type"] == "BPE":
         model["vocab"] = {
             token: new_ids[token_id]
@@ -282,8 +262,8 @@ def _trimmed_tokenizer(
             if token_id in new_ids
         }
         model["merges"] = [
-            list(pair)
-            for pair in _merges(model)
+            pair
+            for pair in model["merges"]
             if all(part in model["vocab"] for part in (*pair, "".join(pair)))
         ]
     else:
@@ -291,18 +271,18 @@ def _trimmed_tokenizer(
         model["vocab"] = [
             entry for token_id, entry in enumerate(model["vocab"]) if token_id in new_ids
         ]
-    for added in backend["added_tokens"]:
+    for added in pipeline["added_tokens"]:
         added["id"] = new_ids[added["id"]]
-    _renumber_special_tokens(backend["post_processor"], new_ids)
+    _renumber_special_tokens(pipeline["post_processor"], new_ids)
     # Those of the last call.
-    backend["padding"] = backend["truncation"] = None
+    pipeline["padding"] = pipeline["truncation"] = None
     with (
         TemporaryDirectory() as folder,
         naming_full_disk(Path(folder), "the smaller vocabulary"),
     ):
         tokenizer.save_pretrained(folder)
         Path(folder, "tokenizer.json").write_text(
-            json.dumps(backend, ensure_ascii=False), encoding="utf-8"
+            json.dumps(pipeline, ensure_ascii=False), encoding="utf-8"
         )
         smaller: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False
@@ -332,13 +312,8 @@ def _compare(
     new_ids: Mapping[int, int],
     lines: Iterable[str],
 ) -> None:
-    """Rejects a tokenizer that splits text differently although it could do the same.
-
-    Raises:
-        ValueError: If it does.
-    """
-    remaining = iter(lines)
-    while batch := list(islice(remaining, _LINES_AT_A_TIME)):
+    """Rejects a tokenizer that splits text differently although it could do the same."""
+    for batch in _batches(lines):
         before = tokenizer(batch, verbose=False)["input_ids"]
         after = smaller(batch, verbose=False)["input_ids"]
         for line, old, new in zip(batch, before, after, strict=True):
@@ -361,7 +336,7 @@ def _trimmed_model(
     config.vocab_size = len(kept)
     if config.decoder_vocab_size is not None:
         config.decoder_vocab_size = len(kept)
-    _renumber_needed(config, new_ids)
+    _renumber(config, new_ids)
     with torch.device("meta"):
         smaller = type(model)(config)
     rows = torch.tensor(kept, device=model.device)
@@ -374,47 +349,36 @@ def _trimmed_model(
     smaller.load_state_dict(weights, strict=False, assign=True)
     smaller.tie_weights()
     align_weights(smaller)
-    smaller.generation_config = _renumbered(model.generation_config, new_ids)
+    smaller.generation_config = copy.deepcopy(model.generation_config)
+    _renumber(smaller.generation_config, new_ids)
     return smaller.train(model.training)
 
 
-def _renumber_needed(config: Any, new_ids: Mapping[int, int]) -> None:
+def _renumber(config: Any, new_ids: Mapping[int, int]) -> None:
+    """Gives a config the new ids; bans and biases of removed entries are left out."""
+
+    def remaining(sequences: Iterable[list[int]]) -> list[list[int]]:
+        return [
+            [new_ids[token_id] for token_id in sequence]
+            for sequence in sequences
+            if new_ids.keys() >= set(sequence)
+        ]
+
     for field in _NEEDED_IDS:
         value = getattr(config, field, None)
         if isinstance(value, list):
             setattr(config, field, [new_ids[token_id] for token_id in value])
         elif value is not None:
             setattr(config, field, new_ids[value])
-
-
-def _renumbered(config: GenerationConfig, new_ids: Mapping[int, int]) -> GenerationConfig:
-    """A copy with new ids; bans and biases of removed entries are left out."""
-    config = copy.deepcopy(config)
-    _renumber_needed(config, new_ids)
     for field in _BANNED_IDS:
         if banned := getattr(config, field, None):
             left = [new_ids[token_id] for token_id in banned if token_id in new_ids]
             setattr(config, field, left or None)
-    if config.bad_words_ids:
-        words = [
-            [new_ids[token_id] for token_id in word]
-            for word in config.bad_words_ids
-            if all(token_id in new_ids for token_id in word)
-        ]
-        config.bad_words_ids = words or None
-    if biases := config.sequence_bias:
+    if words := getattr(config, "bad_words_ids", None):
+        config.bad_words_ids = remaining(words) or None
+    if biases := getattr(config, "sequence_bias", None):
         # A file has pairs, a program may have set a dictionary.
         pairs = biases.items() if isinstance(biases, dict) else biases
-        kept = [
-            [[new_ids[token_id] for token_id in tokens], bias]
-            for tokens, bias in pairs
-            if all(token_id in new_ids for token_id in tokens)
-        ]
-        config.sequence_bias = kept or None
-    return config
-
-
-def _as_list(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+        config.sequence_bias = [
+            [tokens, bias] for sequence, bias in pairs for tokens in remaining([sequence])
+        ] or None

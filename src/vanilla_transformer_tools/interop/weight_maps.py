@@ -12,13 +12,14 @@ A rule is written `target: source`, both patterns of names:
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 Shape = tuple[int, ...]
 
@@ -203,7 +204,7 @@ class WeightMap:
             sources: Names of the tensors that there are, by which older releases are recognised.
         """
         return [
-            [self._in(sources, TensorPart.parse(name)) for name in map(_numbered(match), names)]
+            [self._in(sources, TensorPart.parse(_numbered(name, match))) for name in names]
             for pattern, names in self.rules
             if (match := pattern.fullmatch(target))
         ]
@@ -235,6 +236,33 @@ def _overlap(parts: list[TensorPart]) -> bool:
     """Whether rows of a tensor may be in two of its parts; blocks of one size cannot share any."""
     ways = {(part.blocks, part.transposed) for part in parts}
     return len(ways) > 1 or len(set(parts)) < len(parts)
+
+
+def take_apart(
+    pieces: Mapping[str, list[TensorPart]], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors that were joined to others: a plan carried out backwards.
+
+    Args:
+        pieces: By the names of joined tensors the whole ones, of equal numbers of rows, in them.
+        tensors: The joined tensors, or some of them.
+
+    Returns:
+        Tensors in memory of their own.
+    """
+    return {
+        piece.name: (part.T if piece.transposed else part).clone(
+            memory_format=torch.contiguous_format
+        )
+        for joined, tensor in tensors.items()
+        for piece, part in zip(pieces[joined], tensor.chunk(len(pieces[joined])), strict=True)
+    }
+
+
+def untied_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Tensors by name, each once."""
+    tied = model.all_tied_weights_keys
+    return {name: value for name, value in model.state_dict().items() if name not in tied}
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
@@ -275,16 +303,13 @@ def _expand(target: str, source: str | list[str]) -> Iterable[tuple[re.Pattern[s
     braces = list(dict.fromkeys(_ALTERNATIVES.findall(target)))
     for choice in itertools.product(*(brace[1:-1].split(",") for brace in braces)):
         chosen = dict(zip(braces, choice, strict=True))
-        joined = [one for text in sources for one in _alternatives(_fill(text, chosen))]
-        pattern = re.escape(_fill(target, chosen))
-        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", pattern)
-        yield re.compile(pattern), joined
+        filled, *texts = (_fill(text, chosen) for text in (target, *sources))
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(filled))
+        yield re.compile(pattern), [one for text in texts for one in _alternatives(text)]
 
 
 def _fill(text: str, chosen: Mapping[str, str]) -> str:
-    for brace, choice in chosen.items():
-        text = text.replace(brace, choice)
-    return text
+    return _ALTERNATIVES.sub(lambda found: chosen.get(found[0], found[0]), text)
 
 
 def _alternatives(text: str) -> list[str]:
@@ -296,11 +321,9 @@ def _alternatives(text: str) -> list[str]:
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
-def _numbered(match: re.Match[str]) -> Callable[[str], str]:
-    def number(found: re.Match[str]) -> str:
-        return str(int(match[found[1]]) + 1) if "+" in found[0] else match[found[1]]
-
-    return lambda text: _NUMBER.sub(number, text)
+def _numbered(text: str, match: re.Match[str]) -> str:
+    """The text with the numbers of a target in place of their braces."""
+    return _NUMBER.sub(lambda found: str(int(match[found[1]]) + ("+" in found[0])), text)
 
 
 def _shape_faults(

@@ -116,7 +116,8 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
         except ValueError as error:
             logger.warning("%s stays as it is: %s", file, error)
             return
-    _write(file, card)
+    with written_whole(file) as temporary:
+        temporary.write_bytes(card.encode("utf-8"))
 
 
 def with_example_for(card: str, repo_id: str) -> str:
@@ -140,17 +141,8 @@ def read_card(file: Path) -> str:
         ) from error
 
 
-def _write(file: Path, text: str) -> None:
-    with written_whole(file) as temporary:
-        temporary.write_bytes(text.encode("utf-8"))
-
-
 def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> str:
-    """A card with the marked sections and the scores of a fresh one, without forgotten scores.
-
-    Raises:
-        ValueError: If it has no marks, or its metadata are not a card's.
-    """
+    """A card with the marked sections and the scores of a fresh one, without forgotten scores."""
     sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
     line_end = "\r\n" if "\r\n" in card else "\n"
     card = card.replace("\r\n", "\n")

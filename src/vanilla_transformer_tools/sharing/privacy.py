@@ -169,13 +169,7 @@ def _detectors() -> list[RegexBasedDetector]:
 def _find_secrets(
     text: str, *, is_vocabulary: bool = False, decodes: bool = True
 ) -> Iterator[tuple[str, int, int]]:
-    """Kind, beginning and end of each secret in a text.
-
-    Args:
-        text: Any text.
-        is_vocabulary: See `find_disclosures`.
-        decodes: Whether words in base64 are decoded and searched as well.
-    """
+    """Kind, beginning and end of each secret in a text, also in its words in base64 (`decodes`)."""
     for expression, what in (_SECRETS if is_vocabulary else _SECRETS | _SECRETS_IN_TEXT).items():
         for match in re.finditer(expression, text):
             # A group is the secret in what surrounds it.
@@ -228,19 +222,17 @@ class _Cleaner:
         if isinstance(value, Mapping):
             return {key: self.clean(inner, key) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            return list(self._words(value, field))
+            # The value after an option for a secret is one.
+            options = [isinstance(word, str) and _SECRET_OPTION.fullmatch(word) for word in value]
+            return [
+                MASK if hides else self.clean(word, field)
+                for hides, word in zip([None, *options], value, strict=False)
+            ]
         if not isinstance(value, str):
             return value
         if value and _SECRET_FIELD.fullmatch(field):
             return MASK
         return self._text(value, is_path=field not in _HUB_FIELDS)
-
-    def _words(self, words: list[Any] | tuple[Any, ...], field: str) -> Iterator[Any]:
-        """Members of a list, without the value after an option for a secret."""
-        hides_next = False
-        for word in words:
-            yield MASK if hides_next else self.clean(word, field)
-            hides_next = isinstance(word, str) and _SECRET_OPTION.fullmatch(word) is not None
 
     def _text(self, text: str, is_path: bool) -> str:
         if text in self.names:

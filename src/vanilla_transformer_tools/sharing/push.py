@@ -128,19 +128,17 @@ def push(
     # An earlier model may have had files that this one has not, such as one file of weights.
     written = {operation.path_in_repo for operation in operations}
     for name in api.list_repo_files(repo_id, revision=revision):
-        if name not in written and _is_shared(PurePosixPath(name)):
+        if name not in written and _is_shared(name):
             operations.append(CommitOperationDelete(name))
     # Asks the Hub about the card's metadata before it uploads anything.
     api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
     return str(repository)
 
 
-def _is_shared(name: PurePosixPath) -> bool:
+def _is_shared(name: str) -> bool:
     """Whether a file of a repository has the name of one that an upload may bring."""
-    patterns = map(PurePosixPath, _SHARED_FILES)
-    return any(
-        len(pattern.parts) == len(name.parts) and name.match(str(pattern)) for pattern in patterns
-    )
+    patterns = [one for one in _SHARED_FILES if one.count("/") == name.count("/")]
+    return any(map(PurePosixPath(name).match, patterns))
 
 
 def check_token() -> None:
@@ -166,11 +164,7 @@ def _shared_files(folder: Path) -> list[Path]:
 
 
 def _refuse_links(folder: Path, files: list[Path]) -> None:
-    """Rejects links to files elsewhere, and everything that is no regular file.
-
-    Raises:
-        ValueError: If there are such files; names all.
-    """
+    """Rejects links to files elsewhere, and everything that is no regular file; names all."""
     root = folder.resolve()
     # The files of a snapshot in the Hub's cache are links to the blobs of its repository.
     is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
@@ -196,11 +190,7 @@ def _refuse_links(folder: Path, files: list[Path]) -> None:
 
 
 def _check_needed(folder: Path) -> None:
-    """Rejects a folder without a file that loading needs.
-
-    Raises:
-        ValueError: If a file is missing; names all.
-    """
+    """Rejects a folder without the files that loading needs; names all that it lacks."""
     needed = list(_NEEDED_FILES)
     if not any(file for pattern in VOCABULARY_FILES for file in folder.glob(pattern)):
         needed.append("tokenizer.json")

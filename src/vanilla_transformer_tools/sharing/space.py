@@ -4,14 +4,12 @@ import re
 from contextlib import suppress
 from importlib import metadata
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from vanilla_transformer_tools.files import naming_full_disk, scratch_folder
+from vanilla_transformer_tools.files import names_below, new_folder
 from vanilla_transformer_tools.saved_folder import CARD_FILE
 from vanilla_transformer_tools.sharing.push import check_token, refuse_disclosures
 
@@ -21,6 +19,7 @@ _PACKAGES = ("vanilla_transformer", "vanilla_transformer_tools")
 _SUFFIXES = (".py", ".html", ".css", ".js", ".md", ".yaml", ".typed")
 # The Hub shows no more.
 _LONGEST_TITLE = 60
+_HIDDEN = re.compile(r"(^|/)\.")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 _APP = '''"""A page to try {model}: `pip install -r requirements.txt`, then `python app.py`."""
@@ -58,7 +57,8 @@ def space_files(model: str) -> dict[str, bytes]:
     }
     contents = {name: text.encode() for name, text in texts.items()}
     for package in _PACKAGES:
-        contents |= _package_files(files(package), package)
+        code = _contents(Path(str(files(package))), _SUFFIXES)
+        contents |= {f"{package}/{name}": content for name, content in code.items()}
     refuse_disclosures("vanilla_transformer", {n: text.decode() for n, text in contents.items()})
     return contents
 
@@ -70,28 +70,19 @@ def save_space(folder: Path, model: str) -> list[Path]:
         ValueError: If there is something in the folder, or `space_files` refuses the model.
         OSError: If they cannot be written; there is no folder then.
     """
+    with new_folder(folder, "Space", _check_empty) as new:
+        contents = space_files(model)
+        for name, content in contents.items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).write_bytes(content)
+    return [folder / name for name in contents]
+
+
+def _check_empty(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
             f"--save_space needs an empty folder, got {str(folder)!r}. Name a new one."
         )
-    contents = space_files(model)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"The Space cannot be written to {str(folder)!r}: {error.strerror}. Choose another "
-            "folder."
-        ) from error
-    with (
-        naming_full_disk(folder.parent, f"the Space {folder.name!r}"),
-        scratch_folder(folder.parent, f".{folder.name}.new-") as scratch,
-    ):
-        made = scratch / "space"
-        for name, content in contents.items():
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).write_bytes(content)
-        made.replace(folder)
-    return [folder / name for name in contents]
 
 
 def push_space(
@@ -133,26 +124,14 @@ def push_space(
 
 
 def _web_files(folder: Path, model: str) -> dict[str, bytes]:
-    """The files of a page that `export --format web` made, with a card.
-
-    Raises:
-        ValueError: If the folder holds no page, a link, a secret or a home directory.
-    """
+    """The files of a page that `export --format web` made, with a card."""
     if not (folder / "index.html").is_file() or not (folder / "model").is_dir():
         raise ValueError(
             f"--web must be a folder made by `export --format web`, got {str(folder)!r}."
         )
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-    if links := [name for name, path in found.items() if path.is_symlink()]:
-        raise ValueError(f"A Space has no links, got {links[0]!r}. Replace it by a copy.")
-    # What is checked is uploaded, even if somebody changes the file meanwhile.
-    contents = {
-        name: path.read_bytes()
-        for name, path in found.items()
-        if path.is_file() and not re.search(r"(^|/)\.", name)
-    }
-    described = _described(model, sdk="static", short_description="Runs in your browser")
-    contents[CARD_FILE] = _front_matter(described).encode()
+    contents = _contents(folder)
+    card = _front_matter(model, sdk="static", short_description="Runs in your browser")
+    contents[CARD_FILE] = card.encode()
     texts = {}
     for name, content in contents.items():
         # Those of runtime/ are of released packages.
@@ -182,7 +161,7 @@ def _version(name: str) -> str:
 
 
 def _card(model: str) -> str:
-    described = _described(
+    front_matter = _front_matter(
         model,
         sdk="gradio",
         sdk_version=_version("gradio"),
@@ -190,13 +169,17 @@ def _card(model: str) -> str:
         app_file=APP_FILE,
         short_description="Translations, probabilities, word links, attention",
     )
-    return f"{_front_matter(described)}\n# {described['title']}\n\n{_CARD.format(model=model)}"
+    return f"{front_matter}\n# {_title(model)}\n\n{_CARD.format(model=model)}"
 
 
-def _described(model: str, **fields: str) -> dict[str, Any]:
+def _title(model: str) -> str:
+    return f"Translate with {model.partition('/')[2]}"[:_LONGEST_TITLE]
+
+
+def _front_matter(model: str, **fields: str) -> str:
     """Metadata of a Space for the Hub."""
-    return {
-        "title": f"Translate with {model.partition('/')[2]}"[:_LONGEST_TITLE],
+    described = {
+        "title": _title(model),
         "emoji": "🔁",
         "colorFrom": "blue",
         "colorTo": "indigo",
@@ -205,30 +188,20 @@ def _described(model: str, **fields: str) -> dict[str, Any]:
         "models": [model],
         "tags": ["translation", "vanilla_transformer"],
     }
-
-
-def _front_matter(described: dict[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(described, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def _package_files(folder: Traversable, name: str) -> dict[str, bytes]:
-    """The files of a package by path; caches and hidden files are left out.
-
-    Raises:
-        ValueError: If a file is a link, which may lead to a private file.
-    """
+def _contents(folder: Path, suffixes: tuple[str, ...] = ("",)) -> dict[str, bytes]:
+    """The files of a folder by path without hidden ones; links may lead to private files."""
     contents: dict[str, bytes] = {}
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        path = f"{name}/{entry.name}"
-        if entry.name.startswith("."):
+    for name in names_below(folder):
+        path = folder / name
+        if _HIDDEN.search(name) or not name.endswith(suffixes):
             continue
-        if isinstance(entry, Path) and entry.is_symlink():
+        if path.is_symlink():
             raise ValueError(
-                f"A Space has the files of the installed package, which must be no links, got "
-                f"{str(entry)!r}. Replace it by a copy."
+                f"The files of a Space must be no links, got {str(path)!r}. Replace it by a copy."
             )
-        if entry.is_dir():
-            contents |= _package_files(entry, path)
-        elif entry.name.endswith(_SUFFIXES):
-            contents[path] = entry.read_bytes()
+        # What is checked is uploaded, even if somebody changes the file meanwhile.
+        contents[name] = path.read_bytes()
     return contents

@@ -1,4 +1,8 @@
-"""Our models as models of CTranslate2; anything that its specification lacks is an error."""
+"""Our models as models of CTranslate2; anything that its specification lacks is an error.
+
+Importing this module also lets `ctranslate2.converters.TransformersConverter` convert our models.
+`vanilla_transformer_tools.interop.export` compares the translations of both besides.
+"""
 
 from copy import deepcopy
 from pathlib import Path
