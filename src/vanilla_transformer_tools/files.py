@@ -69,6 +69,16 @@ def special_kind(path: str | os.PathLike[str]) -> str | None:
     return _KINDS_OF_FILES.get(stat.S_IFMT(os.stat(path).st_mode))
 
 
+def looks_like_a_path(name: str) -> bool:
+    """Whether the name of a model is a path, which may be wrong, and no name on the Hub.
+
+    `runs/de-en` is a path where there is a folder `runs`.
+    """
+    first, slash, _ = name.partition("/")
+    is_in_a_folder = bool(slash) and os.path.isdir(first)
+    return is_in_a_folder or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Rejects files that may never end, or can be read only once.
 

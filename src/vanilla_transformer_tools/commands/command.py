@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
+from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.settings import AttentionSettings, SearchSettings
 from vanilla_transformer_tools.text.panics import is_panic
 
@@ -264,11 +265,6 @@ def check_folder(parser: Parser, option: str, name: str) -> None:
     """Ends the program if a name is the path of a folder that does not exist."""
     if looks_like_a_path(name) and not Path(name).is_dir():
         parser.error(f"{option}: there is no folder {name!r}")
-
-
-def looks_like_a_path(name: str) -> bool:
-    """Whether a name cannot be one on the Hub, whose error would only mention its form."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def bind(host: str, port: int) -> socket.socket:

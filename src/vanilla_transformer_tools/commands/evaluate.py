@@ -9,12 +9,12 @@ from vanilla_transformer_tools.commands.command import (
     build_parser,
     check_model,
     load_translator,
-    looks_like_a_path,
     refuse,
     report_limited,
     report_unknown,
 )
 from vanilla_transformer_tools.commands.outputs import check_output, check_room
+from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.settings import EvaluateSettings
 
 if TYPE_CHECKING:
