@@ -129,19 +129,16 @@ class CTranslate2Engine:
             "Cut it, use the engine `torch`, or export a model with a larger "
             "`max_position_embeddings`.",
         )
-        uncounted = search.uncounted(prefixes[0])
-        prefixes = [search.opening(prefix) for prefix in prefixes]
+        lengths = [len(search.opening(prefix)) for prefix in prefixes]
         limits = [
-            max(int(min(limit, self.last_position)), len(prefix) + 1)
-            for limit, prefix in zip(limits, prefixes, strict=True)
+            max(int(min(limit, self.last_position)), length + 1)
+            for limit, length in zip(limits, lengths, strict=True)
         ]
         results: dict[int, list[Hypothesis]] = {}
         if not search.do_sample:
             # CTranslate2 has one limit for a batch. A search that ended before its sentence's own
             # limit gives the same result as with that limit.
-            widest = self._search(
-                range(len(sources)), sources, prefixes, max(limits), search, uncounted
-            )
+            widest = self._search(range(len(sources)), sources, prefixes, max(limits), search)
             results = {
                 index: hypotheses
                 for index, hypotheses in widest.items()
@@ -150,7 +147,7 @@ class CTranslate2Engine:
             }
         remaining = sorted(set(range(len(sources))) - results.keys(), key=limits.__getitem__)
         for limit, indices in groupby(remaining, key=limits.__getitem__):
-            results |= self._search(list(indices), sources, prefixes, limit, search, uncounted)
+            results |= self._search(list(indices), sources, prefixes, limit, search)
         return [results[index][: search.num_hypotheses] for index in range(len(sources))]
 
     def _search(
@@ -160,58 +157,52 @@ class CTranslate2Engine:
         prefixes: list[list[int]],
         limit: int,
         search: Search,
-        uncounted: int,
     ) -> dict[int, list[Hypothesis]]:
-        """All that CTranslate2 finds for these sources, best first, under one limit.
-
-        Args:
-            indices: Indices of the sources to translate.
-            sources: All of them, as ids.
-            prefixes: Beginning of each output, the first token included.
-            limit: Longest output.
-            search: How to search.
-            uncounted: Tokens that the length of an output does not count.
-        """
+        """All that CTranslate2 finds for the sources of these indices, best first."""
         spelled = [[self.source_tokens[token] for token in sources[index]] for index in indices]
-        spelled_prefixes = [
-            [self.target_tokens[token] for token in prefixes[index]] for index in indices
-        ]
+        opening = [search.opening(prefixes[index]) for index in indices]
+        begun = [[self.target_tokens[token] for token in tokens] for tokens in opening]
+        length, uncounted = len(begun[0]), search.uncounted(prefixes[0])
         # Beam search ignores `</s>` directly after a prefix, and would continue.
-        is_beam_after_prefix = len(prefixes[0]) > 0 and search.num_beams > 1
+        is_beam_after_prefix = length > 0 and search.num_beams > 1
+        patience = self.patience if search.num_beams > 1 else 1
+        count = search.num_hypotheses
         results = self.translator.translate_batch(
             spelled,
-            spelled_prefixes,
+            begun,
+            beam_size=search.num_beams,
+            patience=patience,
+            # All that a beam finds: the longest one shows when the search ended.
+            num_hypotheses=count if search.do_sample else search.num_beams * patience,
+            # 1: no sampling.
+            sampling_topk=search.top_k if search.do_sample else 1,
+            sampling_topp=search.top_p,
+            sampling_temperature=search.temperature,
             max_batch_size=-(-len(indices) // self.inter_threads),
             max_input_length=0,
             max_decoding_length=limit,
             min_decoding_length=max(
-                min(search.min_length, limit), (len(prefixes[0]) + 1) * is_beam_after_prefix
+                min(search.min_length, limit), (length + 1) * is_beam_after_prefix
             ),
             repetition_penalty=search.repetition_penalty,
             no_repeat_ngram_size=search.no_repeat_ngram_size,
             length_penalty=search.length_penalty,
             return_scores=True,
             return_end_token=True,
-            **self._options(search),
         )
-        found = {
-            index: self._hypotheses(result, uncounted, search.length_penalty)
-            for index, result in zip(indices, results, strict=True)
-        }
-        if is_beam_after_prefix and search.min_length <= len(prefixes[0]):
-            found = self._with_ends_after_prefix(
-                found, spelled, spelled_prefixes, search, uncounted
-            )
-        return found
+        found = [self._hypotheses(result, uncounted, search.length_penalty) for result in results]
+        if is_beam_after_prefix and search.min_length <= length:
+            found = self._with_ends_after_prefix(found, spelled, begun, search, uncounted)
+        return dict(zip(indices, found, strict=True))
 
     def _with_ends_after_prefix(
         self,
-        found: dict[int, list[Hypothesis]],
+        found: list[list[Hypothesis]],
         sources: list[list[str]],
         prefixes: list[list[str]],
         search: Search,
         uncounted: int,
-    ) -> dict[int, list[Hypothesis]]:
+    ) -> list[list[Hypothesis]]:
         """Adds the output that ends directly after the prefix, if the beam would have kept it.
 
         Args:
@@ -234,39 +225,23 @@ class CTranslate2Engine:
             max_input_length=0,
             max_decoding_length=len(prefixes[0]) + 1,
         )
-        results = {}
-        for index, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
+        results = []
+        for others, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
             end = read.log_probs[-1]
             continues = math.log1p(-min(math.exp(end), 1 - 1e-9))
-            hypotheses = []
-            for other in found[index]:
-                length = len(other.ended) - uncounted
-                score = other.score + continues / length**search.length_penalty
-                hypotheses.append(replace(other, score=score))
+
+            def score(log_prob: float, length: int) -> float:
+                return log_prob / (length - uncounted) ** search.length_penalty
+
+            hypotheses = [
+                replace(other, score=other.score + score(continues, len(other.ended)))
+                for other in others
+            ]
             if end >= rival.scores[-1] + continues:
                 tokens = [self.ids[word] for word in prefix]
-                length = len(prefix) + 1 - uncounted
-                score = end / length**search.length_penalty
-                hypotheses.append(Hypothesis(tokens, score, self.end_id))
-            results[index] = _ranked(hypotheses)
+                hypotheses.append(Hypothesis(tokens, score(end, len(prefix) + 1), self.end_id))
+            results.append(_ranked(hypotheses))
         return results
-
-    def _options(self, search: Search) -> dict[str, Any]:
-        if search.do_sample:
-            return {
-                "beam_size": 1,
-                "num_hypotheses": search.num_hypotheses,
-                "sampling_topk": search.top_k,
-                "sampling_topp": search.top_p,
-                "sampling_temperature": search.temperature,
-            }
-        patience = self.patience if search.num_beams > 1 else 1
-        return {
-            "beam_size": search.num_beams,
-            "patience": patience,
-            # All of them: the longest one shows when the search ended.
-            "num_hypotheses": search.num_beams * patience,
-        }
 
     def _hypotheses(self, result: Any, uncounted: int, length_penalty: float) -> list[Hypothesis]:
         hypotheses = []
