@@ -228,7 +228,7 @@ class TranslationJob:
                     number += 1
                     rows = format_rows(translation, number, self.settings)
                     output.write("".join(f"{row}\n" for row in rows).encode())
-                    for hypothesis in (translation, *translation.alternatives):
+                    for hypothesis in translation.ranked:
                         report.limited += hypothesis.reached_limit
                         report.separators += hypothesis.replaced_separators
                         report.unknown += hypothesis.unknown

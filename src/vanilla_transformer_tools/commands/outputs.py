@@ -219,14 +219,12 @@ def format_rows(
         settings: With `scores` or several translations, a row has number, score and text,
             separated by tabs; with `details` it is one JSON object with all translations.
     """
-    hypotheses = [translation, *translation.alternatives]
     if settings.details:
-        yield json.dumps(
-            {"line": number, "hypotheses": list(map(_describe, hypotheses))}, ensure_ascii=False
-        )
+        hypotheses = list(map(_describe, translation.ranked))
+        yield json.dumps({"line": number, "hypotheses": hypotheses}, ensure_ascii=False)
         return
     scores = settings.scores or settings.n_best > 1
-    for hypothesis in hypotheses:
+    for hypothesis in translation.ranked:
         yield f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}" if scores else hypothesis.text
 
 

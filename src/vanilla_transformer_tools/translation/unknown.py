@@ -6,6 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.added_tokens_vanilla_transformer import is_of_words
 from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.segments import Piece
@@ -35,7 +36,6 @@ def with_source_words(
     pieces: Sequence[Piece],
     tokenizers: TokenizerPair,
     engine: TorchEngine,
-    end_length: int,
 ) -> list[str]:
     """Texts in which each `<unk>` is the text of the source token with most attention.
 
@@ -47,7 +47,6 @@ def with_source_words(
         pieces: Source of each.
         tokenizers: Fast ones.
         engine: Engine that reads them again.
-        end_length: Number of tokens at the end of each source that are no text.
     """
     unknown = tokenizers.target.unk_token_id
     by_words = is_of_words(tokenizers.target.backend_tokenizer)
@@ -55,7 +54,7 @@ def with_source_words(
         [piece.source for piece in pieces],
         [hypothesis.ended for hypothesis in hypotheses],
         align=True,
-        end_length=end_length,
+        end_length=end_length(tokenizers.source),
     )
     replaced = []
     for text, hypothesis, piece, forced in zip(texts, hypotheses, pieces, passes, strict=True):
