@@ -352,6 +352,22 @@ def rows_written(paths: Sequence[Path], rows: Iterable[Sequence[str]]) -> Iterat
 # Names the folder of converted models. Set but empty: neither these nor token ids are kept.
 CACHE_VARIABLE = "VANILLA_TRANSFORMER_CACHE"
 
+
+def cache_folder() -> Path | None:
+    """Folder for files that this package can make again; None if nothing may be kept."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given == "":
+        return None
+    try:
+        if given:
+            return Path(given).expanduser()
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        # The user of a container may have no home.
+        return None
+    return caches / "vanilla_transformer"
+
+
 # XXH3 finds damage as well as SHA-256 in a tenth of the time, but is no proof against forgery.
 _DIGESTS: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
 

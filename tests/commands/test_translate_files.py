@@ -16,6 +16,7 @@ from vanilla_transformer_tools import files
 from vanilla_transformer_tools.commands import lines
 from vanilla_transformer_tools.commands.lines import PipedLines, plan_translation
 from vanilla_transformer_tools.settings import TranslateSettings
+from vanilla_transformer_tools.translation.translator import windows
 
 from ..conftest import interrupted_after
 from .conftest import LINES, as_bytes
@@ -209,12 +210,12 @@ def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
     with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
         job = plan_translation(TranslateSettings(model=[str(folder)]), [])
-        windows = job._windows()
+        found = windows(job.lines, lambda pair: len(pair[0]), job.has_next)
 
         pipe.write(b"ja\nnein\n")
-        assert next(windows) == [("ja", ""), ("nein", "")]
+        assert next(found) == [("ja", ""), ("nein", "")]
         pipe.write(b"x\n")
-        assert next(windows) == [("x", "")]
+        assert next(found) == [("x", "")]
 
 
 def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, monkeypatch):

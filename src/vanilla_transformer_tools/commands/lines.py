@@ -13,6 +13,8 @@ from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from vanilla_transformer_tools import files
+from vanilla_transformer_tools.commands.command import Report
 from vanilla_transformer_tools.commands.outputs import (
     Output,
     check_output,
@@ -21,6 +23,7 @@ from vanilla_transformer_tools.commands.outputs import (
     open_alone,
     written_lines,
 )
+from vanilla_transformer_tools.progress import line_progress
 from vanilla_transformer_tools.settings import TranslateSettings
 
 if TYPE_CHECKING:
@@ -35,21 +38,6 @@ _BLOCK = 2**16
 # Settings that change where the translations are, and how fast they come, but not the translations.
 _FREE_SETTINGS = {"output", "resume", "max_tokens_per_batch"}
 _PACKAGE = "vanilla-transformer"
-
-
-@dataclass
-class Report:
-    """Counts that are reported at the end.
-
-    Attributes:
-        limited: Translations that were cut off at the length limit.
-        separators: Line separators in translations that were replaced by blanks.
-        unknown: Unknown tokens of translations.
-    """
-
-    limited: int = 0
-    separators: int = 0
-    unknown: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,9 +91,7 @@ class JobRecord:
 
     def write(self, path: Path) -> None:
         """Writes the record, replacing an earlier one as a whole."""
-        from vanilla_transformer_tools.files import write_lines
-
-        write_lines(path, [json.dumps(asdict(self), indent=2)])
+        files.write_lines(path, [json.dumps(asdict(self), indent=2)])
 
     def with_search(self, translator: "Translator", output: str) -> Self:
         """The record with the search of a translator.
@@ -154,9 +140,7 @@ def record_path(output: Path) -> Path:
 
 
 def _checksum(file: str | Path) -> str:
-    from vanilla_transformer_tools.files import checksum
-
-    return f"SHA-256 {checksum(file):.16}"
+    return f"SHA-256 {files.checksum(file):.16}"
 
 
 def _checksums(model: str) -> dict[str, str]:
@@ -167,8 +151,9 @@ def _checksums(model: str) -> dict[str, str]:
 
     folder = Path(model)
     if folder.is_dir():
-        files = model_files(folder)
-        return {file.relative_to(folder).as_posix(): _checksum(file) for file in files}
+        return {
+            file.relative_to(folder).as_posix(): _checksum(file) for file in model_files(folder)
+        }
     config = find_file(model, CONFIG_NAME)
     # The cache has a folder for each commit.
     return {} if config is None else {"commit": config.parent.name}
@@ -211,7 +196,7 @@ class TranslationJob:
                 job was planned, or the engine that it was begun with is gone.
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
-        from vanilla_transformer_tools.progress import line_progress
+        from vanilla_transformer_tools.translation.translator import windows
 
         path = Path(self.settings.output) if self.settings.output else None
         record = self.record and self.record.with_search(translator, str(path))
@@ -222,16 +207,13 @@ class TranslationJob:
         with closing(Output(path, self.kept, self.found)) as output, progress as advance:
             if path and record:
                 record.write(record_path(path))
-            for window in self._windows():
+            for window in windows(self.lines, lambda pair: len(pair[0]), self.has_next):
                 lines, prefixes = zip(*window, strict=True)
                 for translation in translator.translate(lines, prefixes, first_line=number + 1):
                     number += 1
                     rows = format_rows(translation, number, self.settings)
                     output.write("".join(f"{row}\n" for row in rows).encode())
-                    for hypothesis in translation.ranked:
-                        report.limited += hypothesis.reached_limit
-                        report.separators += hypothesis.replaced_separators
-                        report.unknown += hypothesis.unknown
+                    report.count(translation)
                     advance()
         if self.total is not None and number != self.total:
             raise ValueError(
@@ -242,24 +224,6 @@ class TranslationJob:
         if path and record and not keeps_record:
             record_path(path).unlink(missing_ok=True)
         return report
-
-    def _windows(self) -> Iterator[list[tuple[str, str]]]:
-        """Lines that are translated together; an error is raised after those before it."""
-        from vanilla_transformer_tools.translation.translator import WINDOW_LINES
-
-        window: list[tuple[str, str]] = []
-        try:
-            for line in self.lines:
-                window.append(line)
-                if len(window) == WINDOW_LINES or not self.has_next():
-                    yield window
-                    window = []
-        except (ValueError, OSError):
-            if window:
-                yield window
-            raise
-        if window:
-            yield window
 
 
 def plan_translation(settings: TranslateSettings, texts: list[str]) -> TranslationJob:
@@ -346,10 +310,8 @@ def _open_lines(
         return len(texts), iter(texts), lambda: True
     if sys.stdin.isatty():
         return None, typed_lines(), lambda: False
-    from vanilla_transformer_tools.files import decode_lines
-
     pipe = PipedLines(cast(BufferedReader, sys.stdin.buffer))
-    return None, decode_lines(pipe, "standard input"), pipe.has_next
+    return None, files.decode_lines(pipe, "standard input"), pipe.has_next
 
 
 def _pairs(lines: Iterator[str], prefixes: str | Iterator[str]) -> Iterator[tuple[str, str]]:
@@ -423,9 +385,8 @@ class PipedLines(Iterator[bytes]):
     def __init__(self, stream: BufferedReader) -> None:
         self._stream = stream
         self._lines: deque[bytes] = deque()
-        # The beginning of the next line, in the parts in which it came.
-        self._rest: list[bytes] = []
-        self._size = 0
+        # The beginning of the next line.
+        self._rest = bytearray()
         self._has_ended = False
 
     def __next__(self) -> bytes:
@@ -452,24 +413,19 @@ class PipedLines(Iterator[bytes]):
 
     def _read(self) -> None:
         """Takes the bytes that are there, and waits only if there are none."""
-        from vanilla_transformer_tools.files import LONGEST_LINE
-
         block = self._stream.read1(_BLOCK)
-        self._rest.append(block)
-        self._size += len(block)
+        self._rest += block
         self._has_ended = not block
         # What is too long for a line is refused as one, instead of read to its end.
-        if b"\n" in block or self._has_ended or self._size > LONGEST_LINE:
-            *lines, rest = b"".join(self._rest).split(b"\n")
-            self._lines.extend(line + b"\n" for line in lines)
-            if rest and (self._has_ended or self._size > LONGEST_LINE):
-                self._lines.append(rest)
-                rest = b""
-            self._rest, self._size = [rest], len(rest)
+        is_whole = self._has_ended or len(self._rest) > files.LONGEST_LINE
+        if b"\n" in block or is_whole:
+            *lines, self._rest = self._rest.split(b"\n")
+            self._lines.extend(bytes(line) + b"\n" for line in lines)
+            if self._rest and (self._has_ended or len(self._rest) > files.LONGEST_LINE):
+                self._lines.append(bytes(self._rest))
+                self._rest = bytearray()
 
 
 def file_lines(path: str) -> Iterator[str]:
     """Lines of a plain or compressed file, which may be empty."""
-    from vanilla_transformer_tools.files import read_lines
-
-    return read_lines(path, may_be_empty=True)
+    return files.read_lines(path, may_be_empty=True)

@@ -1,14 +1,10 @@
 """The `translate` command: text in, text out."""
 
-import sys
-
 from vanilla_transformer_tools.commands.command import (
     build_parser,
     check_model,
     load_translator,
     parse_with_texts,
-    report_limited,
-    report_unknown,
 )
 from vanilla_transformer_tools.commands.lines import plan_translation
 from vanilla_transformer_tools.settings import TranslateSettings
@@ -38,11 +34,4 @@ def translate(argv: list[str]) -> None:
         details=settings.details,
         markup=settings.markup,
     )
-    report = job.run(translator)
-    report_limited(report.limited)
-    report_unknown(report.unknown, settings.replace_unknown)
-    if report.separators:
-        print(
-            f"{report.separators} line separators in the translations were written as blanks.",
-            file=sys.stderr,
-        )
+    job.run(translator).show(are_replaced=settings.replace_unknown)

@@ -10,12 +10,17 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from vanilla_transformer_tools.files import checksum, scratch_folder, write_lines, written_whole
+from vanilla_transformer_tools.files import (
+    cache_folder,
+    checksum,
+    scratch_folder,
+    write_lines,
+    written_whole,
+)
 from vanilla_transformer_tools.saved_folder import RESULTS_FILE, read_object, read_run
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
 from vanilla_transformer_tools.text.languages import target_tags
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.conversion_cache import cache_folder
 
 MODEL_FOLDER, RUNTIME_FOLDER, FACTS_FILE = "model", "runtime", "page.json"
 _PAGE_FILES = ("index.html", "page.css", "page.js")

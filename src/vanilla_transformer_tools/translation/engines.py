@@ -364,9 +364,31 @@ class TorchEngine:
         for first in range(0, len(targets), rows_at_a_time):
             part = targets[first : first + rows_at_a_time]
             rows = self._tensor([(first + index) // copies for index in range(len(part))])
-            states = [one[rows] for one in encoded]
-            passes = self._force_rows(states, attention_mask[rows], part, align, end_length)
-            yield from passes
+            mask, (labels, _) = attention_mask[rows], self._pad(part)
+            # Padded on the right: no real token sees what follows it.
+            shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=self.start_id)
+            with attention_weights(self.models) if align else nullcontext():
+                outputs = [
+                    model(
+                        encoder_outputs=(states[rows],),
+                        attention_mask=mask,
+                        decoder_input_ids=shifted,
+                        use_cache=False,
+                        output_attentions=align,
+                    )
+                    for model, states in zip(self.models, encoded, strict=True)
+                ]
+            log_probs = mean_log_probs([output.logits for output in outputs])
+            chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
+            alignment: list[list[int]] = [[]] * len(part)
+            if align:
+                weights = [
+                    _aligned(model, output.cross_attentions)
+                    for model, output in zip(self.models, outputs, strict=True)
+                ]
+                alignment = _alignment(weights, mask, end_length)
+            for target, scores, positions in zip(part, chosen, alignment, strict=True):
+                yield ForcedPass(scores[: len(target)], positions[: len(target)])
 
     def check_lengths(self, rows: list[list[int]]) -> None:
         """Rejects ids for which the model has no positions.
@@ -375,41 +397,6 @@ class TorchEngine:
             ValueError: If a row is longer.
         """
         refuse_longer(rows, self.last_position, repr(self.model.config.model_type), "Cut it.")
-
-    def _force_rows(
-        self,
-        states: list[Tensor],
-        attention_mask: Tensor,
-        targets: list[list[int]],
-        align: bool,
-        end_length: int,
-    ) -> Iterator[ForcedPass]:
-        labels, _ = self._pad(targets)
-        with attention_weights(self.models) if align else nullcontext():
-            outputs = [
-                model(
-                    encoder_outputs=(one,),
-                    attention_mask=attention_mask,
-                    # Padded on the right: no real token sees what follows it.
-                    decoder_input_ids=torch.nn.functional.pad(
-                        labels[:, :-1], (1, 0), value=self.start_id
-                    ),
-                    use_cache=False,
-                    output_attentions=align,
-                )
-                for model, one in zip(self.models, states, strict=True)
-            ]
-        log_probs = mean_log_probs([output.logits for output in outputs])
-        chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
-        alignment: list[list[int]] = [[]] * len(targets)
-        if align:
-            weights = [
-                _aligned(model, output.cross_attentions)
-                for model, output in zip(self.models, outputs, strict=True)
-            ]
-            alignment = _alignment(weights, attention_mask, end_length)
-        for target, row, positions in zip(targets, chosen, alignment, strict=True):
-            yield ForcedPass(row[: len(target)], positions[: len(target)])
 
     def _scored(
         self,

@@ -165,6 +165,8 @@ class _Placing:
         self.end = max(self.begin, len(translation) - len(after))
         self.items = [span for span in piece.spans if span.kept is not None]
         self.spans = [span for span in piece.spans if span.kept is None]
+        self.words = [self._linked(*found.span()) for found in _UNIT.finditer(translation)]
+        self.units: list[_Unit] = []
         self.missing = 0
 
     def place_items(self) -> None:
@@ -192,42 +194,33 @@ class _Placing:
             else:
                 taken.append(window)
             item.window = window
-        self.units = self._find_units(taken)
-
-    def _words_of(self, item: Span) -> tuple[int, int] | None:
-        """The longest run of words that are linked to an item."""
-        linked = [
-            (start, end)
-            for first, last, start, end in self.links
-            if item.start <= (first + last) / 2 < item.end
-        ]
-        runs: list[list[int]] = []
-        for unit in _UNIT.finditer(self.target):
-            if any(start < unit.end() and unit.start() < end for start, end in linked):
-                if runs and not self.target[runs[-1][1] : unit.start()].strip():
-                    runs[-1][1] = unit.end()
-                else:
-                    runs.append([unit.start(), unit.end()])
-        if not runs:
-            return None
-        start, end = max(runs, key=lambda run: run[1] - run[0])
-        return start, end
-
-    def _find_units(self, taken: Sequence[tuple[int, int]]) -> list[_Unit]:
-        units = [
+        items = [
             _Unit(*item.window, (((item.start + item.end) / 2, 1),))
             for item in self.items
             if item.window[0] < item.window[1]
         ]
-        for found in _UNIT.finditer(self.target):
-            if all(found.end() <= start or end <= found.start() for start, end in taken):
-                sources = tuple(
-                    ((first + last) / 2, min(end, found.end()) - max(start, found.start()))
-                    for first, last, start, end in self.links
-                    if start < found.end() and found.start() < end
-                )
-                units.append(_Unit(*found.span(), sources))
-        return sorted(units, key=lambda unit: unit.start)
+        words = [word for word in self.words if is_free((word.start, word.end))]
+        self.units = sorted([*items, *words], key=lambda unit: unit.start)
+
+    def _words_of(self, item: Span) -> tuple[int, int] | None:
+        """The longest run of words that are linked to an item."""
+        runs: list[tuple[int, int]] = []
+        for word in self.words:
+            if any(item.start <= place < item.end for place, _ in word.sources):
+                if runs and not self.target[runs[-1][1] : word.start].strip():
+                    runs[-1] = runs[-1][0], word.end
+                else:
+                    runs.append((word.start, word.end))
+        return max(runs, key=lambda run: run[1] - run[0], default=None)
+
+    def _linked(self, start: int, end: int) -> _Unit:
+        """A word of the translation with the middles of the source tokens it is linked to."""
+        sources = tuple(
+            ((first + last) / 2, min(until, end) - max(begin, start))
+            for first, last, begin, until in self.links
+            if begin < end and start < until
+        )
+        return _Unit(start, end, sources)
 
     def place_spans(self) -> None:
         """Places each span around its words, inner ones within outer ones."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, repeat, zip_longest
-from typing import Any, Literal, Self, cast
+from operator import attrgetter
+from typing import Any, Literal, Self, TypeVar, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -46,12 +47,14 @@ from vanilla_transformer_tools.translation.segments import (
     sentences_of,
 )
 from vanilla_transformer_tools.translation.unknown import (
-    text_with_unknown,
+    texts_with_unknown,
     unknown_id,
     with_source_words,
 )
 
 logger = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
 
 # A window of lines is sorted by length: at most this number of lines, and no further line after
 # this number of characters. Results come in order, so a line waits for its window only.
@@ -343,12 +346,11 @@ class Translator:
             raise ValueError(
                 f"`lines` must hold several strings, got the single one {lines!r:.60}."
             )
-        for window, fault in _windows(self._read(with_prefixes(iter(lines), prefixes), first_line)):
+        read = self._read(with_prefixes(iter(lines), prefixes), first_line)
+        for window in windows(read, attrgetter("characters")):
             texts = self._translate_window(window)
             for line in window:
                 yield join_parts(list(islice(texts, len(line.texts))), line.join)
-            if fault:
-                raise fault
 
     def cut(self, lines: Sequence[str]) -> list[list[MarkedPiece]]:
         """The pieces of each line that are translated separately, with the white space around them.
@@ -509,25 +511,13 @@ class Translator:
 
     def _decoded(self, hypotheses: list[Hypothesis], pieces: list[Piece]) -> Iterator[str]:
         """Texts of the outputs for pieces, with their unknown words."""
-        tokenizer = self.tokenizers.target
         # Not all tokenizers count the codes of languages among their special tokens.
         first = len(self.search.opening([]))
         ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
-        texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        unknown = unknown_id(tokenizer)
-        places = [place for place, tokens in enumerate(ids) if unknown in tokens]
-        if places:
-            shown = [text_with_unknown(tokenizer, ids[place]) for place in places]
-            if self.replace_unknown:
-                shown = with_source_words(
-                    shown,
-                    [hypotheses[place] for place in places],
-                    [pieces[place] for place in places],
-                    self.tokenizers,
-                    cast(TorchEngine, self.engine),
-                )
-            for place, text in zip(places, shown, strict=True):
-                texts[place] = text
+        texts = texts_with_unknown(self.target_tokenizer, ids)
+        if self.replace_unknown:
+            engine = cast(TorchEngine, self.engine)
+            texts = with_source_words(texts, hypotheses, pieces, self.tokenizers, engine)
         return iter(texts)
 
     def _translation(self, hypothesis: Hypothesis, text: str, **details: Any) -> Translation:
@@ -635,26 +625,34 @@ def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterat
         yield line, prefix
 
 
-def _windows(lines: Iterator[_Line]) -> Iterator[tuple[list[_Line], Exception | None]]:
-    """Windows of lines, each with the error of the next line, if there is one.
+def windows(
+    lines: Iterable[_Item],
+    size: Callable[[_Item], int],
+    has_next: Callable[[], bool] = lambda: True,
+) -> Iterator[list[_Item]]:
+    """Lines that are translated together; an error is raised after those before it.
 
-    Thus no line before an error is lost.
+    Args:
+        lines: Lines with what belongs to them.
+        size: Number of characters of a line.
+        has_next: Whether another line is there now; if not, those before it are a window.
     """
-    while True:
-        window: list[_Line] = []
-        characters = 0
-        fault: Exception | None = None
-        try:
-            while len(window) < WINDOW_LINES and characters < WINDOW_CHARACTERS:
-                window.append(next(lines))
-                characters += window[-1].characters
-        except StopIteration:
-            pass
-        except Exception as error:
-            fault = error
-        yield window, fault
-        if fault or not window:
-            return
+    window: list[_Item] = []
+    characters = 0
+    try:
+        for line in lines:
+            window.append(line)
+            characters += size(line)
+            is_full = len(window) == WINDOW_LINES or characters >= WINDOW_CHARACTERS
+            if is_full or not has_next():
+                yield window
+                window, characters = [], 0
+    except Exception:
+        if window:
+            yield window
+        raise
+    if window:
+        yield window
 
 
 def _within(source: str, translation: Translation) -> Translation:
