@@ -9,6 +9,7 @@ from number_words import english, german
 from vanilla_transformer_tools.translation import Translation, Translator, marks
 from vanilla_transformer_tools.translation.markup import join_html, split_html
 from vanilla_transformer_tools.translation.placing import remark, unmark
+from vanilla_transformer_tools.translation.results import Piece
 
 from ..support.aligned_numbers import NUMBERS
 from ..support.fragments import Outline, draw_fragment
@@ -173,7 +174,7 @@ def test_private_characters_of_a_line_neither_keep_nor_join_its_words(sign):
     line = f"ein {sign}zwei drei"
 
     text, (span,) = unmark(line)
-    pieces = marks.marked_pieces(text, [span], [(text[:8], []), (text[8:], [])])
+    pieces = marks.marked_pieces(text, [span], [Piece(text[:8], []), Piece(text[8:], [])])
 
     assert (text, span.start, span.end, span.kept) == ("ein zwei drei", 4, 4, None)
     assert [piece.text for piece in pieces] == ["ein zwei", " drei"]

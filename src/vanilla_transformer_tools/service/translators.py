@@ -133,18 +133,13 @@ class Translators:
 
     def cut(self, kind: RequestKind, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
-        translator = self._of(kind)
-        prefix = len(translator.tokenizers.source_prefix)
         return [
             [
-                Part(
-                    remark(piece.text, piece.spans),
-                    sum(prefix + len(ids) for _, ids in piece.parts),
-                )
+                Part(remark(piece.text, piece.spans), sum(len(one.source) for one in piece.parts))
                 for piece in pieces
                 if piece.parts
             ]
-            for pieces in translator.cut(lines)
+            for pieces in self._of(kind).cut(lines)
         ]
 
     def translate(self, kind: RequestKind, texts: Sequence[str]) -> list[tuple[str, ...]]:

@@ -22,8 +22,8 @@ from vanilla_transformer_tools.translation.read_pairs import (
     encode_target,
     read_pairs,
 )
-from vanilla_transformer_tools.translation.results import Translation, with_alternatives
-from vanilla_transformer_tools.translation.segments import Part, without_surrogates
+from vanilla_transformer_tools.translation.results import Piece, Translation, with_alternatives
+from vanilla_transformer_tools.translation.segments import without_surrogates
 
 
 def read_marks(
@@ -67,7 +67,7 @@ def _with_symbols(text: str, spans: list[Span], symbols: Sequence[str]) -> tuple
     ]
 
 
-def marked_pieces(text: str, spans: Sequence[Span], parts: Sequence[Part]) -> list[MarkedPiece]:
+def marked_pieces(text: str, spans: Sequence[Span], parts: Sequence[Piece]) -> list[MarkedPiece]:
     """The pieces of a line: its parts, joined where an item would be cut.
 
     Args:
@@ -78,11 +78,11 @@ def marked_pieces(text: str, spans: Sequence[Span], parts: Sequence[Part]) -> li
     pieces: list[MarkedPiece] = []
     waiting = deque(sorted(spans, key=lambda span: span.start))
     near: list[Span] = []
-    joined: list[Part] = []
+    joined: list[Piece] = []
     start = end = 0
     for part in parts:
         joined.append(part)
-        end += len(part[0])
+        end += len(part.text)
         while waiting and waiting[0].start <= end:
             near.append(waiting.popleft())
         if any(span.kept is not None and span.start < end < span.end for span in near):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from vanilla_transformer_tools.text.blanks import UNBLANKED, blank_ends, without_blank_ends
-from vanilla_transformer_tools.translation.segments import Part
+from vanilla_transformer_tools.translation.results import Piece
 
 # Planes 15 and 16 of Unicode. Even ones open, odd ones close.
 _TAGS, _KEPT, _LAST = 0xF0000, 0x100000, 0x10FFFF
@@ -106,12 +106,12 @@ class MarkedPiece:
     Attributes:
         text: With symbols for the items that have one.
         spans: In this text.
-        parts: What is translated separately, with the ids of each; none of a blank text.
+        parts: What is translated separately; none of a blank text.
     """
 
     text: str
     spans: list[Span] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Piece] = field(default_factory=list)
 
 
 def is_around(span: Span, text: str) -> bool:

@@ -1,7 +1,7 @@
-"""The translation of a line, in one piece or joined from several."""
+"""A line in pieces, and its translation, which is joined from theirs."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from vanilla_transformer_tools.translation.segments import join_pieces
@@ -42,6 +42,23 @@ class Translation:
     def ranked(self) -> tuple["Translation", ...]:
         """The translation and its alternatives, best first."""
         return (self, *self.alternatives)
+
+
+@dataclass(eq=False)
+class Piece:
+    """A line, or a part of one, as an engine gets it.
+
+    Attributes:
+        text: With the white space around it; the pieces of a line are the whole line.
+        source: Ids with `</s>`, and with a tag if the model needs one.
+        prefix: Ids with which its translation begins.
+        translation: With the white space of the text; None until it is found.
+    """
+
+    text: str
+    source: list[int]
+    prefix: list[int] = field(default_factory=list)
+    translation: Translation | None = None
 
 
 def join_parts(

@@ -3,7 +3,6 @@
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 
 from transformers import PreTrainedTokenizerBase
@@ -26,21 +25,6 @@ _CHARACTERS = 8
 
 # A part of a line with the white space around it, and the ids of the text between.
 Part = tuple[str, list[int]]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A line, or a part of one, as an engine gets it.
-
-    Attributes:
-        text: With the white space around it; the pieces of a line are the whole line.
-        source: Ids with `</s>`.
-        prefix: Ids with which its translation begins.
-    """
-
-    text: str
-    source: list[int]
-    prefix: list[int]
 
 
 def cut_lines(

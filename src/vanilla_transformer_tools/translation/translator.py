@@ -33,14 +33,13 @@ from vanilla_transformer_tools.translation.markup import join_html, split_html
 from vanilla_transformer_tools.translation.placing import MarkedPiece
 from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
 from vanilla_transformer_tools.translation.results import (
+    Piece,
     Translation,
     join_parts,
     with_alternatives,
 )
 from vanilla_transformer_tools.translation.search import Search
 from vanilla_transformer_tools.translation.segments import (
-    Part,
-    Piece,
     cut_lines,
     encode_prefix,
     join_pieces,
@@ -358,14 +357,13 @@ class Translator:
         Args:
             lines: Text, which may have marks.
         """
+        prefix = self.tokenizers.source_prefix
+        longest = self.max_source_length - len(prefix)
         read = [read_marks(line, self.protect, self.symbols) for line in lines]
-        cut = cut_lines(
-            [text for text, _ in read],
-            self.tokenizer,
-            self.max_source_length - len(self.tokenizers.source_prefix),
-            split_sentences=self.split_sentences,
-        )
-        return [marked_pieces(*one, parts) for one, parts in zip(read, cut, strict=True)]
+        texts = [text for text, _ in read]
+        cut = cut_lines(texts, self.tokenizer, longest, split_sentences=self.split_sentences)
+        parts = [[Piece(text, [*prefix, *ids]) for text, ids in row] for row in cut]
+        return [marked_pieces(*one, row) for one, row in zip(read, parts, strict=True)]
 
     def _read(self, pairs: Iterator[tuple[str, str]], first_line: int) -> Iterator[_Line]:
         room = self.engine.last_position - len(self.search.opening([])) - 1
@@ -400,23 +398,23 @@ class Translator:
         for (number, _, prefix), row in zip(texts, rows, strict=True):
             parts = [part for piece in row for part in piece.parts]
             self._warn_of_cut(number, parts)
-            # Only the first piece of a line begins with the prefix.
-            prefixes = chain([prefix], repeat([]))
-            pieces += [
-                Piece(text, [*self.tokenizers.source_prefix, *source], begun)
-                for (text, source), begun in zip(parts, prefixes, strict=False)
-            ]
-        found, fault = self._translate_pieces(pieces)
-        indices = iter(range(len(pieces)))
-        translations = []
-        marked = list(chain.from_iterable(rows))
-        for piece in marked:
-            of_piece = list(islice(indices, len(piece.parts)))
-            if not found.keys() >= set(of_piece):
+            for part in parts[:1]:
+                part.prefix = prefix
+            pieces += parts
+        fault: Exception | None = None
+        try:
+            for batch in self._batches(pieces):
+                for part, translation in zip(batch, self._translate_batch(batch), strict=True):
+                    part.translation = translation
+        except Exception as error:
+            fault = error
+        finished, translations = [], []
+        for piece in chain.from_iterable(rows):
+            found = [part.translation for part in piece.parts if part.translation]
+            if len(found) < len(piece.parts):
                 break
-            translated = [found[index] for index in of_piece]
-            translations.append(join_parts(translated or [self._blank(piece.text)]))
-        finished = marked[: len(translations)]
+            finished.append(piece)
+            translations.append(join_parts(found or [self._blank(piece.text)]))
         placed = place_marks(finished, translations, self.tokenizers, self.engine)
         for (number, _, _), row in zip(texts, rows, strict=True):
             ready = list(islice(placed, len(row)))
@@ -430,9 +428,9 @@ class Translator:
                 )
             yield join_parts([translation for translation, _ in ready])
 
-    def _warn_of_cut(self, number: int, parts: list[Part]) -> None:
+    def _warn_of_cut(self, number: int, parts: list[Piece]) -> None:
         """Warns of the line of this number if it has more parts than sentences."""
-        line = "".join(text for text, _ in parts)
+        line = "".join(part.text for part in parts)
         if len(parts) > 1 and len(parts) > len(sentences_of(line, self.split_sentences)):
             logger.warning(
                 "Line %d is longer than %d tokens and is translated in %d pieces.",
@@ -446,35 +444,22 @@ class Translator:
         blank = _within(line, Translation("", score=0.0 if self.search.scores else None))
         return with_alternatives([blank] * self.search.num_hypotheses)
 
-    def _translate_pieces(
-        self, pieces: list[Piece]
-    ) -> tuple[dict[int, Translation], Exception | None]:
-        """The translation of each piece by index, up to an error, which is the second value."""
-        found: dict[int, Translation] = {}
-        try:
-            for batch in self._batches(pieces):
-                translations = self._translate_batch([pieces[index] for index in batch])
-                found.update(zip(batch, translations, strict=True))
-        except Exception as error:
-            return found, error
-        return found, None
+    def _batches(self, pieces: list[Piece]) -> Iterator[list[Piece]]:
+        """Pieces of similar length, longest first, within the token budget."""
 
-    def _batches(self, pieces: list[Piece]) -> Iterator[list[int]]:
-        """Indices of pieces of similar length, longest first, within the token budget."""
+        def lengths(piece: Piece) -> tuple[int, int]:
+            return len(piece.prefix), len(piece.source)
 
-        def lengths(index: int) -> tuple[int, int]:
-            return len(pieces[index].prefix), len(pieces[index].source)
-
-        batch: list[int] = []
-        for index in sorted(range(len(pieces)), key=lengths, reverse=True):
+        batch: list[Piece] = []
+        for piece in sorted(pieces, key=lengths, reverse=True):
             if batch:
                 prefix_length, width = lengths(batch[0])
                 width = max(width, LEAST_TOKENS)
                 is_full = (len(batch) + 1) * width > self.max_tokens_per_batch
-                if is_full or len(pieces[index].prefix) != prefix_length:
+                if is_full or len(piece.prefix) != prefix_length:
                     yield batch
                     batch = []
-            batch.append(index)
+            batch.append(piece)
         if batch:
             yield batch
 

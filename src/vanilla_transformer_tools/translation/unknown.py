@@ -9,7 +9,7 @@ from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
-from vanilla_transformer_tools.translation.segments import Piece
+from vanilla_transformer_tools.translation.results import Piece
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
