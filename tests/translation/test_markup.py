@@ -7,7 +7,7 @@ import pytest
 
 from number_words import english, german
 from vanilla_transformer_tools.translation import Translation, Translator, marks
-from vanilla_transformer_tools.translation.markup import join_html, split_html
+from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.placing import remark, unmark
 from vanilla_transformer_tools.translation.results import Piece
 
@@ -144,10 +144,10 @@ def test_sentences_of_a_line_are_cut_in_spite_of_tags(perfect):
 def test_split_and_join_are_inverse():
     fragment = "<P>eins <B>zwei</B>\t<!----><br/>&nbsp;</P><custom-x a='>'>drei</custom-x> "
 
-    lines, frame = split_html(fragment)
+    lines, join = split_html(fragment)
 
     assert len(lines) == 2
-    assert join_html(lines, frame) == fragment.replace("\t", " ")
+    assert join(lines) == fragment.replace("\t", " ")
 
 
 def test_too_deep_fragment_is_refused_after_those_before_it(perfect):

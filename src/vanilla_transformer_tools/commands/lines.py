@@ -165,8 +165,8 @@ class TranslationJob:
 
     Attributes:
         settings: Options of the command.
-        lines: Lines that are still to be translated, each with the text that its translation
-            begins with.
+        lines: Lines that are still to be translated.
+        prefixes: Text that their translations begin with: one for all, or one for each.
         has_next: Whether another line is there now; if not, those before it are translated first.
         total: Number of lines of the input, if known.
         record: Record to keep beside the output; None: the output is not a regular file.
@@ -176,7 +176,8 @@ class TranslationJob:
     """
 
     settings: TranslateSettings
-    lines: Iterator[tuple[str, str]]
+    lines: Iterator[str]
+    prefixes: str | Iterator[str]
     has_next: Callable[[], bool]
     total: int | None = None
     record: JobRecord | None = None
@@ -196,8 +197,6 @@ class TranslationJob:
                 job was planned, or the engine that it was begun with is gone.
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
-        from vanilla_transformer_tools.translation.translator import windows
-
         path = Path(self.settings.output) if self.settings.output else None
         record = self.record and self.record.with_search(translator, str(path))
         report, number = Report(), self.done
@@ -207,14 +206,14 @@ class TranslationJob:
         with closing(Output(path, self.kept, self.found)) as output, progress as advance:
             if path and record:
                 record.write(record_path(path))
-            for window in windows(self.lines, lambda pair: len(pair[0]), self.has_next):
-                lines, prefixes = zip(*window, strict=True)
-                for translation in translator.translate(lines, prefixes, first_line=number + 1):
-                    number += 1
-                    rows = format_rows(translation, number, self.settings)
-                    output.write("".join(f"{row}\n" for row in rows).encode())
-                    report.count(translation)
-                    advance()
+            for translation in translator.translate(
+                self.lines, self.prefixes, first_line=number + 1, has_next=self.has_next
+            ):
+                number += 1
+                rows = format_rows(translation, number, self.settings)
+                output.write("".join(f"{row}\n" for row in rows).encode())
+                report.count(translation)
+                advance()
         if self.total is not None and number != self.total:
             raise ValueError(
                 "The input must not change while it is translated, got "
@@ -249,7 +248,7 @@ def plan_translation(settings: TranslateSettings, texts: list[str]) -> Translati
                 f"{settings.prefix_file!r} and {total:,}. Give one for each line, or --prefix."
             )
         prefixes = file_lines(settings.prefix_file)
-    job = TranslationJob(settings, _pairs(lines, prefixes), has_next, total)
+    job = TranslationJob(settings, lines, prefixes, has_next, total)
     output = Path(settings.output) if settings.output else None
     # A job cannot continue in a device or a pipe.
     if output and (output.is_file() or not output.exists()):
@@ -314,13 +313,6 @@ def _open_lines(
     return None, files.decode_lines(pipe, "standard input"), pipe.has_next
 
 
-def _pairs(lines: Iterator[str], prefixes: str | Iterator[str]) -> Iterator[tuple[str, str]]:
-    # Torch is imported with it: mistakes are reported sooner without.
-    from vanilla_transformer_tools.translation.translator import with_prefixes
-
-    yield from with_prefixes(lines, prefixes)
-
-
 def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
     """The job with a record, without the lines that an interrupted run has written.
 
@@ -354,9 +346,11 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
             f"{'; '.join(differences)}. Give the same ones, or delete it to translate "
             "again."
         )
+    prefixes = job.prefixes
     return replace(
         job,
         lines=islice(job.lines, done, None),
+        prefixes=prefixes if isinstance(prefixes, str) else islice(prefixes, done, None),
         record=replace(record, search=earlier.search),
         done=done,
         kept=kept,

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -28,13 +28,11 @@ from vanilla_transformer_tools.service.requests import (
     Limits,
     RefusedError,
     TranslationRequest,
-    join_lines,
     split_lines,
 )
-from vanilla_transformer_tools.service.translators import RequestKind, Translators
-from vanilla_transformer_tools.translation.markup import join_html, split_html
+from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.segments import join_pieces
-from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +69,6 @@ class Service:
             max_tokens=translators.first.max_tokens_per_batch,
             max_delay=max_delay,
             max_waiting_characters=max_waiting_characters,
-            least_tokens=LEAST_TOKENS,
         )
         self.metrics.waiting_characters.set_function(lambda: self.batcher.waiting_characters)
 
@@ -129,12 +126,15 @@ class Service:
             logger.error("A translation has failed: %s: %.200r", type(error).__name__, str(error))
             raise RefusedError(500, f"The translation failed: {type(error).__name__}.") from error
         # For each text the translations, best first; those of a line are those of its parts.
-        join: Callable[[list[str], Any], str] = join_html if wanted.is_html else join_lines
         rows: list[list[str]] = []
-        for lines, rest in split:
-            of_lines = [_ranks(line, next(parts), kind) for line in lines]
-            ranks = range(1 + kind.alternatives)
-            rows.append([join([line[rank] for line in of_lines], rest) for rank in ranks])
+        count = 1 + kind.alternatives
+        for lines, join in split:
+            # A blank line has no parts, and itself as its translations.
+            of_lines = [
+                [join_pieces(ranked) for ranked in zip(*found, strict=True)] or [line] * count
+                for line, found in zip(lines, parts, strict=False)
+            ]
+            rows.append([join([line[rank] for line in of_lines]) for rank in range(count)])
         texts = [best for best, *_ in rows]
         others = [rest for _, *rest in rows]
         answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}
@@ -229,11 +229,13 @@ def build_app(
 
 def _with_plain_path(app: ASGIApp) -> ASGIApp:
     """Rejects paths with escapes, which a proxy may let pass as other paths."""
-    error = RefusedError(400, "The path must be written without escapes such as %2F.")
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        is_refused = scope["type"] == "http" and b"%" in scope["raw_path"]
-        await (_refusal(error) if is_refused else app)(scope, receive, send)
+        answer = app
+        if scope["type"] == "http" and b"%" in scope["raw_path"]:
+            message = "The path must be written without escapes such as %2F."
+            answer = await _refused(None, RefusedError(400, message))
+        await answer(scope, receive, send)
 
     return answer
 
@@ -311,18 +313,7 @@ async def _departure(request: Request) -> None:
         pass
 
 
-def _ranks(line: str, parts: list[tuple[str, ...]], kind: RequestKind) -> list[str]:
-    """The translations of a line, best first; a blank line has itself."""
-    if not parts:
-        return [line] * (1 + kind.alternatives)
-    return [join_pieces(ranked) for ranked in zip(*parts, strict=True)]
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    return _refusal(cast(HTTPException, error))
-
-
-def _refusal(refusal: HTTPException) -> Response:
+async def _refused(_: Request | None, refusal: HTTPException) -> Response:
     headers = dict(refusal.headers or {})
     if refusal.status_code == 429:
         headers["Retry-After"] = "1"

@@ -28,7 +28,7 @@ class ClosedError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """A line, or a part of one that is too long, with its length in tokens."""
+    """A line, or a part of one that is too long, with the tokens that it counts for in a batch."""
 
     text: str
     tokens: int
@@ -86,7 +86,6 @@ class Batcher:
         max_tokens: Most tokens of a batch, unless a single part has more.
         max_delay: Seconds that a request may wait for others while the thread is free.
         max_waiting_characters: Most characters of all requests that are not answered yet.
-        least_tokens: Shorter parts count as this many.
     """
 
     def __init__(
@@ -96,13 +95,11 @@ class Batcher:
         max_tokens: int,
         max_delay: float,
         max_waiting_characters: int,
-        least_tokens: int = 1,
     ) -> None:
         self.work = work
         self.max_tokens = max_tokens
         self.max_delay = max_delay
         self.max_waiting_characters = max_waiting_characters
-        self.least_tokens = least_tokens
         self.waiting_characters = 0
         # Oldest first; a dict, since any of them may be cancelled.
         self._waiting: dict[_Request, None] = {}
@@ -190,18 +187,12 @@ class Batcher:
                 uncut = [request for request in alike if not request.is_cut]
                 if not uncut:
                     rest = first.arrived + self.max_delay - time.monotonic()
-                    if self._is_closing or rest <= 0 or self._fills_a_batch(alike):
+                    tokens = sum(part.tokens for one in alike for _, part in one.parts)
+                    if self._is_closing or rest <= 0 or tokens >= self.max_tokens:
                         return self._take(alike)
                     self._changed.wait(rest)
             if uncut:
                 _attempt(self._cut, uncut)
-
-    def _fills_a_batch(self, requests: list[_Request]) -> bool:
-        tokens = sum(self._tokens(part) for request in requests for _, part in request.parts)
-        return tokens >= self.max_tokens
-
-    def _tokens(self, part: Part) -> int:
-        return max(part.tokens, self.least_tokens)
 
     def _take(self, requests: list[_Request]) -> dict[_Request, list[tuple[int, Part]]]:
         """Takes the parts of a batch out of requests of one kind, whose lines are cut."""
@@ -211,7 +202,7 @@ class Batcher:
         while turns:
             request = turns.popleft()
             _, part = request.parts[0]
-            tokens += self._tokens(part)
+            tokens += part.tokens
             if batch and tokens > self.max_tokens:
                 break
             batch.setdefault(request, []).append(request.parts.popleft())

@@ -18,7 +18,7 @@ from vanilla_transformer_tools.service.batcher import Part
 from vanilla_transformer_tools.service.languages import ServedLanguages
 from vanilla_transformer_tools.translation.marks import can_align
 from vanilla_transformer_tools.translation.placing import remark
-from vanilla_transformer_tools.translation.translator import Translator
+from vanilla_transformer_tools.translation.translator import LEAST_TOKENS, Translator
 
 # Each has a copy of the tokenizer if that knows languages.
 _MOST_TRANSLATORS = 16
@@ -135,7 +135,10 @@ class Translators:
         """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
         return [
             [
-                Part(remark(piece.text, piece.spans), sum(len(one.source) for one in piece.parts))
+                Part(
+                    remark(piece.text, piece.spans),
+                    sum(max(LEAST_TOKENS, len(part.source)) for part in piece.parts),
+                )
                 for piece in pieces
                 if piece.parts
             ]

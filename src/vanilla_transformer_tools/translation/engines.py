@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -289,7 +288,12 @@ class TorchEngine:
                     f"got {allowed}. Use fewer beams."
                 )
         elif search.do_sample:
-            draw = partial(_draw, _sampling(search, sources), prompt)
+            processors = _sampling(search, sources)
+
+            def likeliest(scores: Tensor) -> Tensor:
+                return processors(prompt, scores).argmax(-1)
+
+            draw = likeliest
         found = run_search(
             self.models,
             [
@@ -492,11 +496,6 @@ def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
         ]
         processors.append(GumbelNoise(seeds))
     return processors
-
-
-def _draw(processors: LogitsProcessorList, prompt: Tensor, scores: Tensor) -> Tensor:
-    """The likeliest tokens `[B]` of processed scores `[B, V]`."""
-    return processors(prompt, scores).argmax(-1)
 
 
 def _seed(seed: int, rank: int, source: list[int]) -> int:

@@ -10,7 +10,9 @@ dropped.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape, unescape
 from html.parser import HTMLParser
 
@@ -175,24 +177,24 @@ class _Parser(HTMLParser):
 
 
 # Parts of a fragment that stay as they are, and inline elements by mark for each line.
-Frame = list[str | list[Element]]
+_Frame = list[str | list[Element]]
 
 
-def split_html(fragment: str) -> tuple[list[str], Frame]:
-    """The lines of a fragment, with marks, and the parts between and in them.
+def split_html(fragment: str) -> tuple[list[str], Callable[[list[str]], str]]:
+    """The lines of a fragment, with marks, and what makes a fragment of their translations.
 
     Raises:
         ValueError: If it is nested too deeply, or a line has too many tags.
     """
     lines: list[str] = []
-    frame: Frame = []
+    frame: _Frame = []
     whole, rest = _Parser(fragment).read()
     _split(whole, lines, frame, is_raw=False)
     frame.append(rest)
-    return lines, frame
+    return lines, partial(_join, frame)
 
 
-def _split(element: Element, lines: list[str], frame: Frame, *, is_raw: bool) -> None:
+def _split(element: Element, lines: list[str], frame: _Frame, *, is_raw: bool) -> None:
     """Adds the lines of a block, and the parts between them."""
     run: list[Element] = []
     is_raw = is_raw or element.name == "pre"
@@ -256,7 +258,7 @@ def _marked(element: Element, marks: list[Element]) -> str:
     return mark(number, "".join(_marked(one, marks) for one in element.inner))
 
 
-def join_html(lines: list[str], frame: Frame) -> str:
+def _join(frame: _Frame, lines: list[str]) -> str:
     """The fragment with other lines, which have the marks of its own."""
     rest = iter(lines)
     return "".join(part if isinstance(part, str) else _unmarked(next(rest), part) for part in frame)

@@ -4,10 +4,8 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, islice, repeat, zip_longest
-from operator import attrgetter
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -29,7 +27,7 @@ from vanilla_transformer_tools.translation.marks import (
     place_marks,
     read_marks,
 )
-from vanilla_transformer_tools.translation.markup import join_html, split_html
+from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.placing import MarkedPiece
 from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
 from vanilla_transformer_tools.translation.results import (
@@ -52,8 +50,6 @@ from vanilla_transformer_tools.translation.unknown import (
 )
 
 logger = logging.getLogger(__name__)
-
-_Item = TypeVar("_Item")
 
 # A window of lines is sorted by length: at most this number of lines, and no further line after
 # this number of characters. Results come in order, so a line waits for its window only.
@@ -321,6 +317,7 @@ class Translator:
         prefixes: str | Iterable[str] = "",
         *,
         first_line: int = 1,
+        has_next: Callable[[], bool] = lambda: True,
     ) -> Iterator[Translation]:
         """Translates lines, in order, one result for each; blank lines are returned unchanged.
 
@@ -336,6 +333,8 @@ class Translator:
             prefixes: Text that translations begin with: one for all lines, or one for each. A
                 blank at its end is dropped. If the line is cut, its first piece has the prefix.
             first_line: Number of the first line, for warnings.
+            has_next: Whether another line is there now; if not, those before it are translated
+                before it is waited for.
 
         Raises:
             ValueError: If there are more lines than prefixes, or fewer, a prefix is too long or has
@@ -346,7 +345,7 @@ class Translator:
                 f"`lines` must hold several strings, got the single one {lines!r:.60}."
             )
         read = self._read(with_prefixes(iter(lines), prefixes), first_line)
-        for window in windows(read, attrgetter("characters")):
+        for window in _windows(read, has_next):
             texts = self._translate_window(window)
             for line in window:
                 yield join_parts(list(islice(texts, len(line.texts))), line.join)
@@ -379,11 +378,10 @@ class Translator:
                 yield _Line(number, len(text), [text], prefix)
                 continue
             try:
-                texts, frame = split_html(text)
+                texts, join = split_html(text)
             except ValueError as error:
                 raise ValueError(f"Line {number:,}: {error}") from error
             # A fragment without text has the translation of a blank line.
-            join = partial(join_html, frame=frame)
             yield _Line(number, len(text), texts or [""], prefix, join)
 
     def _translate_window(self, window: list[_Line]) -> Iterator[Translation]:
@@ -610,24 +608,14 @@ def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterat
         yield line, prefix
 
 
-def windows(
-    lines: Iterable[_Item],
-    size: Callable[[_Item], int],
-    has_next: Callable[[], bool] = lambda: True,
-) -> Iterator[list[_Item]]:
-    """Lines that are translated together; an error is raised after those before it.
-
-    Args:
-        lines: Lines with what belongs to them.
-        size: Number of characters of a line.
-        has_next: Whether another line is there now; if not, those before it are a window.
-    """
-    window: list[_Item] = []
+def _windows(lines: Iterator[_Line], has_next: Callable[[], bool]) -> Iterator[list[_Line]]:
+    """Lines that are translated together; an error is raised after those before it."""
+    window: list[_Line] = []
     characters = 0
     try:
         for line in lines:
             window.append(line)
-            characters += size(line)
+            characters += line.characters
             is_full = len(window) == WINDOW_LINES or characters >= WINDOW_CHARACTERS
             if is_full or not has_next():
                 yield window
