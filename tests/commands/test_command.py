@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
-from vanilla_transformer_tools.commands.outputs import Output
+from vanilla_transformer_tools.commands.outputs import opened_output
 from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.settings import TrainSettings
 
@@ -200,6 +200,7 @@ def test_translations_are_utf_8_in_any_terminal(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
 
-    Output(None).write("\u4e2d\n".encode())
+    with opened_output(None) as write:
+        write("\u4e2d\n".encode())
 
     assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"

@@ -4,7 +4,6 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from io import BufferedReader
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from vanilla_transformer_tools import files
 from vanilla_transformer_tools.commands.command import Report
 from vanilla_transformer_tools.commands.outputs import (
-    Output,
     check_output,
     check_room,
     format_rows,
     open_alone,
+    opened_output,
     written_lines,
 )
 from vanilla_transformer_tools.progress import line_progress
@@ -203,7 +202,7 @@ class TranslationJob:
         # Translations on a terminal are their own progress.
         is_shown = bool(path) or not sys.stdout.isatty()
         progress = line_progress("translate", self.total, self.done, is_shown=is_shown)
-        with closing(Output(path, self.kept, self.found)) as output, progress as advance:
+        with opened_output(path, self.kept, self.found) as write, progress as advance:
             if path and record:
                 record.write(record_path(path))
             for translation in translator.translate(
@@ -211,7 +210,7 @@ class TranslationJob:
             ):
                 number += 1
                 rows = format_rows(translation, number, self.settings)
-                output.write("".join(f"{row}\n" for row in rows).encode())
+                write("".join(f"{row}\n" for row in rows).encode())
                 report.count(translation)
                 advance()
         if self.total is not None and number != self.total:

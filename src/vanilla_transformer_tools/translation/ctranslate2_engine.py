@@ -41,10 +41,6 @@ class CTranslate2Engine:
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
         compute_type: Type to compute in, such as `int8_float32`; `default`: the one of the export,
             or else, with a message, one that the device has.
-        inter_threads: Parts of a batch that are translated at the same time; None: as many as
-            threads remain for them on a CPU, and one on a GPU.
-        intra_threads: Threads of each part, which wait for each other in every step; None: one, or
-            with `inter_threads` an equal share of torch's, which are all cores or OMP_NUM_THREADS.
         patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's does so
             with 1 if `early_stopping` is True. By default it ends once no better one is possible: 2
             usually finds the same, 1 is faster and may find less.
@@ -60,8 +56,6 @@ class CTranslate2Engine:
         *,
         device: str = "auto",
         compute_type: str = "default",
-        inter_threads: int | None = None,
-        intra_threads: int | None = None,
         patience: int = 2,
     ) -> None:
         try:
@@ -85,19 +79,17 @@ class CTranslate2Engine:
             )
         self.end_id = self.ids[self.end_token]
         threads = torch.get_num_threads()
-        if inter_threads is None:
-            on_gpu = device == "cuda" or (device == "auto" and get_cuda_device_count() > 0)
-            intra_threads = intra_threads or 1
-            inter_threads = 1 if on_gpu else max(1, threads // intra_threads)
-        self.inter_threads = inter_threads
+        on_gpu = device == "cuda" or (device == "auto" and get_cuda_device_count() > 0)
+        # Threads of one part of a batch would wait for each other in every step.
+        self.parts = 1 if on_gpu else threads
         self.patience = patience
         try:
             self.translator = Translator(
                 str(folder),
                 device=device,
                 compute_type=compute_type,
-                inter_threads=inter_threads,
-                intra_threads=intra_threads or max(1, threads // inter_threads),
+                inter_threads=self.parts,
+                intra_threads=1,
             )
         except (RuntimeError, ValueError) as error:
             raise ValueError(
@@ -178,7 +170,7 @@ class CTranslate2Engine:
             sampling_topk=search.top_k if search.do_sample else 1,
             sampling_topp=search.top_p,
             sampling_temperature=search.temperature,
-            max_batch_size=-(-len(indices) // self.inter_threads),
+            max_batch_size=-(-len(indices) // self.parts),
             max_input_length=0,
             max_decoding_length=limit,
             min_decoding_length=max(
