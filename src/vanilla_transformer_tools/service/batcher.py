@@ -70,7 +70,16 @@ class _Request:
 
     def finish(self) -> None:
         if not self.parts:
-            _settle(self.answer.set_result, self.results)
+            # It may have been cancelled meanwhile.
+            with suppress(InvalidStateError):
+                self.answer.set_result(self.results)
+
+    def fail(self, error: BaseException) -> None:
+        """Answers with an error that a client may see; any other would stop its server."""
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        with suppress(InvalidStateError):
+            self.answer.set_exception(error)
 
 
 class Batcher:
@@ -171,7 +180,7 @@ class Batcher:
             except BaseException as error:
                 logger.exception("The batcher has failed; it goes on without what waited.")
                 for request in list(self._waiting):
-                    _settle(request.answer.set_exception, _as_exception(error))
+                    request.fail(error)
 
     def _next_batch(self) -> dict[_Request, list[tuple[int, Part]]]:
         """Waits for a batch: the parts of each request in it; none once all is done."""
@@ -248,7 +257,7 @@ def _attempt(step: Callable[[Sequence[_Request]], None], requests: Sequence[_Req
     # Panics of tokenizers are no `Exception`.
     except BaseException as error:
         if len(requests) == 1:
-            _settle(requests[0].answer.set_exception, _as_exception(error))
+            requests[0].fail(error)
             return
         logger.warning(
             "A batch of %d requests has failed and is repeated one by one: %.200s",
@@ -257,16 +266,3 @@ def _attempt(step: Callable[[Sequence[_Request]], None], requests: Sequence[_Req
         )
         for request in requests:
             _attempt(step, [request])
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """Errors that the client of a request may see; any other would stop its server."""
-    if isinstance(error, Exception):
-        return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _settle(setter: Callable[[Any], None], value: object) -> None:
-    """Sets the result or the exception of a future, which may have been cancelled meanwhile."""
-    with suppress(InvalidStateError):
-        setter(value)

@@ -1,4 +1,4 @@
-"""Loading the engine of a translator, the rule of `--engine auto`, and the models that it converts.
+"""Loading what a translator needs, the rule of `--engine auto`, and the models that it converts.
 
 The folder `ctranslate2` of the cache has a folder for each converted model, named by all that it
 depends on. Only files that nobody else can have written are used. All may be deleted at any time.
@@ -34,6 +34,7 @@ from vanilla_transformer_tools.files import (
 )
 from vanilla_transformer_tools.saved_folder import (
     FILES_FILE,
+    RUN_FILE,
     TARGET_FILES,
     check_files,
     describe_files,
@@ -41,10 +42,11 @@ from vanilla_transformer_tools.saved_folder import (
     find_file,
     load_model,
     read_object,
+    read_run,
 )
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
 from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import tokens_by_id
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.search import (
@@ -62,6 +64,11 @@ _NARROW = 256
 # Fields of a translator with which CTranslate2 does not do the same as torch, or nothing.
 _ONLY_TORCH = ("details", "replace_unknown", "markup", "do_sample", "scores", "mbr_candidates")
 
+# Name in the record of a training: the share of its sources that have more than one sentence.
+INNER_ENDS = "lines_of_several_sentences"
+# Of a model of single sentences. Corpora of sentences have 0 to 1.5 %, of code 3 %.
+MOST_INNER_ENDS = 0.02
+
 # Models in the cache; those that were not used for longest are deleted.
 MOST_MODELS = 8
 # Finds damage, and is fast enough to be computed whenever a model is loaded.
@@ -71,6 +78,52 @@ _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", T
 # Folders that others cannot write to: what they put there would be translated with.
 _OWN_MODE = 0o700
 _CONVERTER = Path(__file__).with_name("ctranslate2_conversion.py")
+
+
+def common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
+    """The tokenizers that all models share.
+
+    Args:
+        names: Folders or Hub names.
+        loading: Further arguments of `AutoTokenizer`.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
+    for name, pair in zip(names[1:], others, strict=True):
+        if pair.contents != first.contents:
+            raise ValueError(
+                f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
+                f"than in {names[0]!r}. Train them with the same tokenizer."
+            )
+    return first
+
+
+def training_defaults(model_name_or_path: str) -> dict[str, Any]:
+    """Arguments of a `Translator` that follow from the record of a model's training.
+
+    Args:
+        model_name_or_path: Folder or Hub name.
+
+    Returns:
+        `max_source_length`, the training's `max_length`, None if there is no record; and
+        `split_sentences`, whether its lines were single sentences.
+
+    Raises:
+        ValueError: If the record is damaged.
+    """
+    run = read_run(model_name_or_path)
+    settings = run.get("settings", {})
+    length = settings.get("max_length") if isinstance(settings, dict) else settings
+    if length is not None and not isinstance(length, int):
+        raise ValueError(
+            f"{RUN_FILE} of {model_name_or_path!r} must hold `settings` with a whole number as "
+            f"`max_length`, got {length!r:.60}. Restore the file."
+        )
+    share = run.get(INNER_ENDS)
+    is_split = isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
+    return {"max_source_length": length, "split_sentences": is_split}
 
 
 class LoadedEngine(NamedTuple):

@@ -7,8 +7,9 @@ from transformers import AutoModelForSeq2SeqLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.engine_choice import training_defaults
 from vanilla_transformer_tools.translation.results import Translation
-from vanilla_transformer_tools.translation.translator import Translator, training_defaults
+from vanilla_transformer_tools.translation.translator import Translator
 
 
 class TranslationPipeline(Pipeline):

@@ -114,9 +114,10 @@ class MarkedPiece:
     parts: list[Piece] = field(default_factory=list)
 
 
-def is_around(span: Span, text: str) -> bool:
-    """Whether a span has all words of a text."""
-    return span.start < span.end and not without_blank_ends(text[: span.start] + text[span.end :])
+def is_around(span: Span, text: str, start: int = 0, end: int | None = None) -> bool:
+    """Whether a span has all words of `text[start:end]`."""
+    others = text[start : span.start] + text[span.end : end]
+    return span.start < span.end and not without_blank_ends(others)
 
 
 def restored(
@@ -243,21 +244,21 @@ class _Placing:
         """Gives each of the spans in another one its units, and sets their windows."""
         free = set(units)
         chosen: dict[int, range] = {}
-        text = self.source[outer.start : outer.end]
 
         def take(span: Span, window: range) -> None:
             chosen[id(span)] = window
             free.difference_update(window)
 
         for span in spans:
-            inside = replace(span, start=span.start - outer.start, end=span.end - outer.start)
-            window = units if is_around(inside, text) else self._best_window(span, units, free)
+            has_all = is_around(span, self.source, outer.start, outer.end)
+            window = units if has_all else self._best_window(span, units, free)
             if window:
                 take(span, window)
         for span in spans:
             if id(span) not in chosen:
                 place = (span.start + span.end) / 2 - outer.start
-                wanted = units.start + place / max(1, len(text)) * len(units) - 0.5
+                length = max(1, outer.end - outer.start)
+                wanted = units.start + place / length * len(units) - 0.5
                 nearest = min(free, key=lambda unit: abs(unit - wanted), default=None)
                 take(span, range(0) if nearest is None else range(nearest, nearest + 1))
         last = outer.window[0]

@@ -1,9 +1,9 @@
-"""Lines to token ids; lines are cut by sentence, or where they are too long."""
+"""Lines to token ids, with prefixes; they are cut by sentence, or where they are too long."""
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat, zip_longest
 
 from transformers import PreTrainedTokenizerBase
 
@@ -205,3 +205,26 @@ def _boundaries(line: str, start: int, end: int) -> list[int]:
     ends = list(sentence_ends(line, start, end))
     blanks = (place for place in range(end, start, -1) if line[place].isspace())
     return [*reversed(ends), *islice(blanks, 1)]
+
+
+def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each line with its prefix.
+
+    Args:
+        lines: Text.
+        prefixes: One for all lines, or one for each.
+
+    Raises:
+        ValueError: After the last pair, if there are more lines than prefixes, or fewer.
+    """
+    if isinstance(prefixes, str):
+        yield from zip(lines, repeat(prefixes))
+        return
+    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
+        if line is None or prefix is None:
+            raise ValueError(
+                "There must be as many prefixes as lines, got "
+                f"{f'more than {number - 1:,}' if line is None else f'only {number - 1:,}'}. "
+                "Give one for each, or one for all."
+            )
+        yield line, prefix

@@ -4,12 +4,12 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat, zip_longest
+from itertools import chain, islice, repeat
 from typing import Any, Literal, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.saved_folder import RUN_FILE, gpu_computes_bfloat16, read_run
+from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.settings import EngineName
 from vanilla_transformer_tools.text.blanks import blank_ends
 from vanilla_transformer_tools.text.languages import end_length
@@ -20,7 +20,11 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
     speller,
 )
 from vanilla_transformer_tools.translation.bayes_risk import rank_by_utility
-from vanilla_transformer_tools.translation.engine_choice import load_engine
+from vanilla_transformer_tools.translation.engine_choice import (
+    common_tokenizers,
+    load_engine,
+    training_defaults,
+)
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.marks import (
     marked_pieces,
@@ -42,6 +46,7 @@ from vanilla_transformer_tools.translation.segments import (
     encode_prefix,
     join_pieces,
     sentences_of,
+    with_prefixes,
 )
 from vanilla_transformer_tools.translation.unknown import (
     texts_with_unknown,
@@ -61,11 +66,6 @@ TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 64_000
 
 # Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
 LEAST_TOKENS = 16
-
-# Name in the record of a training: the share of its sources that have more than one sentence.
-INNER_ENDS = "lines_of_several_sentences"
-# Of a model of single sentences. Corpora of sentences have 0 to 1.5 %, of code 3 %.
-MOST_INNER_ENDS = 0.02
 
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
@@ -274,7 +274,7 @@ class Translator:
         given = {name: value for name, value in settings.items() if value is not None}
         settings = training_defaults(names[0]) | given
         loading = {"trust_remote_code": trust_remote_code}
-        tokenizers = _common_tokenizers(names, **loading)
+        tokenizers = common_tokenizers(names, **loading)
         loaded = load_engine(
             engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
         )
@@ -541,71 +541,6 @@ class Translator:
                     (forced.alignment[place], place) for place in range(len(hypothesis.tokens))
                 ),
             }
-
-
-def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
-    """The tokenizers that all models share.
-
-    Raises:
-        ValueError: If they differ.
-    """
-    first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
-    for name, pair in zip(names[1:], others, strict=True):
-        if pair.contents != first.contents:
-            raise ValueError(
-                f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
-                f"than in {names[0]!r}. Train them with the same tokenizer."
-            )
-    return first
-
-
-def training_defaults(model_name_or_path: str) -> dict[str, Any]:
-    """Arguments of a `Translator` that follow from the record of a model's training.
-
-    Args:
-        model_name_or_path: Folder or Hub name.
-
-    Returns:
-        `max_source_length`, the training's `max_length`, None if there is no record; and
-        `split_sentences`, whether its lines were single sentences.
-
-    Raises:
-        ValueError: If the record is damaged.
-    """
-    run = read_run(model_name_or_path)
-    settings = run.get("settings", {})
-    length = settings.get("max_length") if isinstance(settings, dict) else settings
-    if length is not None and not isinstance(length, int):
-        raise ValueError(
-            f"{RUN_FILE} of {model_name_or_path!r} must hold `settings` with a whole number as "
-            f"`max_length`, got {length!r:.60}. Restore the file."
-        )
-    share = run.get(INNER_ENDS)
-    is_split = isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
-    return {"max_source_length": length, "split_sentences": is_split}
-
-
-def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each line with its prefix.
-
-    Args:
-        lines: Text.
-        prefixes: One for all lines, or one for each.
-
-    Raises:
-        ValueError: After the last pair, if there are more lines than prefixes, or fewer.
-    """
-    if isinstance(prefixes, str):
-        yield from zip(lines, repeat(prefixes))
-        return
-    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
-        if line is None or prefix is None:
-            raise ValueError(
-                "There must be as many prefixes as lines, got "
-                f"{f'more than {number - 1:,}' if line is None else f'only {number - 1:,}'}. "
-                "Give one for each, or one for all."
-            )
-        yield line, prefix
 
 
 def _windows(lines: Iterator[_Line], has_next: Callable[[], bool]) -> Iterator[list[_Line]]:
