@@ -14,8 +14,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer_tools import files
-from vanilla_transformer_tools.commands import lines
-from vanilla_transformer_tools.commands.lines import PipedLines, plan_translation
+from vanilla_transformer_tools.commands import translate as job
+from vanilla_transformer_tools.commands.translate import PipedLines, plan_translation
 from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.translation import Translator
 
@@ -227,7 +227,7 @@ def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
 
 def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, monkeypatch):
     source = write(tmp_path / "in", LINES)
-    plan = lines.file_lines
+    plan = job.file_lines
     counted = []
 
     def cut_after_counting(path):
@@ -236,7 +236,7 @@ def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, mo
             write(source, LINES[:3])
         return plan(path)
 
-    monkeypatch.setattr(lines, "file_lines", cut_after_counting)
+    monkeypatch.setattr(job, "file_lines", cut_after_counting)
 
     status, _, err = run("--input", source, "--output", tmp_path / "out")
 

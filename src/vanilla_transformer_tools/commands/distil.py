@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vanilla_transformer_tools.commands.command import load_translator
-from vanilla_transformer_tools.commands.lines import JobRecord, plan_translation, record_path
 from vanilla_transformer_tools.commands.train import read_options
+from vanilla_transformer_tools.commands.translate import JobRecord, plan_translation, record_path
 from vanilla_transformer_tools.settings import (
     SearchSettings,
     TrainSettings,
