@@ -121,11 +121,8 @@ class CTranslate2Engine:
             "Cut it, use the engine `torch`, or export a model with a larger "
             "`max_position_embeddings`.",
         )
-        lengths = [len(search.opening(prefix)) for prefix in prefixes]
-        limits = [
-            max(int(min(limit, self.last_position)), length + 1)
-            for limit, length in zip(limits, lengths, strict=True)
-        ]
+        least = len(search.opening(prefixes[0])) + 1
+        limits = [max(int(min(limit, self.last_position)), least) for limit in limits]
         results: dict[int, list[Hypothesis]] = {}
         if not search.do_sample:
             # CTranslate2 has one limit for a batch. A search that ended before its sentence's own
