@@ -196,8 +196,8 @@ class Batcher:
                 uncut = [request for request in alike if not request.is_cut]
                 if not uncut:
                     rest = first.arrived + self.max_delay - time.monotonic()
-                    tokens = sum(part.tokens for one in alike for _, part in one.parts)
-                    if self._is_closing or rest <= 0 or tokens >= self.max_tokens:
+                    tokens = (part.tokens for one in alike for _, part in one.parts)
+                    if self._is_closing or rest <= 0 or sum(tokens) >= self.max_tokens:
                         return self._take(alike)
                     self._changed.wait(rest)
             if uncut:
