@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -409,46 +408,41 @@ class PipedLines(Iterator[bytes]):
 
     def __init__(self, stream: BufferedReader) -> None:
         self._stream = stream
-        self._lines: deque[bytes] = deque()
-        # The beginning of the next line.
-        self._rest = bytearray()
+        self._ahead = bytearray()
         self._has_ended = False
 
     def __next__(self) -> bytes:
-        while not (self._lines or self._has_ended):
+        while not self._has_line():
             self._read()
-        if not self._lines:
+        end = self._ahead.find(b"\n") + 1 or len(self._ahead)
+        line = bytes(self._ahead[:end])
+        del self._ahead[:end]
+        if not line:
             raise StopIteration
-        return self._lines.popleft()
+        return line
 
     def has_next(self) -> bool:
         """Whether a line has arrived, or the end, or does so within a moment."""
-        while not (self._lines or self._has_ended):
-            if not self._has_bytes():
-                return False
+        while not self._has_line():
+            try:
+                if not select([self._stream], [], [], _MOMENT)[0]:
+                    return False
+            except (OSError, ValueError):
+                # Windows waits for sockets only, and a stream in memory has no number.
+                pass
             self._read()
         return True
 
-    def _has_bytes(self) -> bool:
-        try:
-            return bool(select([self._stream], [], [], _MOMENT)[0])
-        except (OSError, ValueError):
-            # Windows waits for sockets only, and a stream in memory has no number.
-            return True
+    def _has_line(self) -> bool:
+        # What is too long for a line is refused as one, instead of read to its end.
+        is_too_long = len(self._ahead) > files.LONGEST_LINE
+        return self._has_ended or is_too_long or b"\n" in self._ahead
 
     def _read(self) -> None:
         """Takes the bytes that are there, and waits only if there are none."""
         block = self._stream.read1(_BLOCK)
-        self._rest += block
+        self._ahead += block
         self._has_ended = not block
-        # What is too long for a line is refused as one, instead of read to its end.
-        is_whole = self._has_ended or len(self._rest) > files.LONGEST_LINE
-        if b"\n" in block or is_whole:
-            *lines, self._rest = self._rest.split(b"\n")
-            self._lines.extend(bytes(line) + b"\n" for line in lines)
-            if self._rest and (self._has_ended or len(self._rest) > files.LONGEST_LINE):
-                self._lines.append(bytes(self._rest))
-                self._rest = bytearray()
 
 
 def file_lines(path: str) -> Iterator[str]:
