@@ -17,9 +17,6 @@ from vanilla_transformer_tools.translation.engines import Hypothesis, refuse_lon
 from vanilla_transformer_tools.translation.search import Search
 
 _CONFIG_FIELDS = ("position_table_length", "max_position_embeddings", "eos_token")
-_NO_EXPORT = (
-    "{!r} must be a folder that `vanilla-transformer export --format ctranslate2` made, got no"
-)
 
 
 class CTranslate2Engine:
@@ -74,9 +71,7 @@ class CTranslate2Engine:
         )
         self.ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
         if self.end_token not in self.ids:
-            raise ValueError(
-                f"{_NO_EXPORT.format(str(folder))} {self.end_token!r} in its vocabulary."
-            )
+            raise _no_export(folder, f"{self.end_token!r} in its vocabulary")
         self.end_id = self.ids[self.end_token]
         threads = torch.get_num_threads()
         on_gpu = device == "cuda" or (device == "auto" and get_cuda_device_count() > 0)
@@ -266,10 +261,7 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
     try:
         tokens = parse_json(read_text(file))
     except (FileNotFoundError, ValueError) as error:
-        raise ValueError(
-            f"{_NO_EXPORT.format(str(folder))} {file.name} that can be read: {error}. Export the "
-            "model."
-        ) from error
+        raise _no_export(folder, f"{file.name} that can be read: {error}") from error
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ValueError(
             f"{str(file)!r} must hold a list of tokens, got {tokens!r:.60}. Export the model."
@@ -280,9 +272,14 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     config = read_object(path) if path.is_file() else {}
-    missing = [name for name in _CONFIG_FIELDS if name not in config]
-    if missing:
-        raise ValueError(
-            f"{_NO_EXPORT.format(str(folder))} `{missing[0]}` in its config.json. Export the model."
-        )
+    for name in _CONFIG_FIELDS:
+        if name not in config:
+            raise _no_export(folder, f"`{name}` in its config.json")
     return config
+
+
+def _no_export(folder: str | Path, missing: str) -> ValueError:
+    return ValueError(
+        f"{str(folder)!r} must be a folder that `vanilla-transformer export --format ctranslate2` "
+        f"made, got no {missing}. Export the model."
+    )
