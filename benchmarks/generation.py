@@ -108,7 +108,7 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
     import torch
 
     import generation_contenders as contenders
-    from vanilla_transformer_tools.translation.conversion_cache import CACHE_VARIABLE
+    from vanilla_transformer_tools.files import CACHE_VARIABLE
 
     folder, lines, limit = Path(model), ["any text"], options.max_new_tokens
     if options.model:

@@ -269,7 +269,6 @@ def interrupted_after(lines: int) -> Iterator[None]:
     from vanilla_transformer_tools.translation import Translation, Translator
 
     original = Translator.translate
-    # Each window of lines is a call of its own.
     given = count(1)
 
     def translate(self: Translator, *args: Any, **kwargs: Any) -> Iterator[Translation]:

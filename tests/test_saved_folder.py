@@ -21,8 +21,10 @@ from vanilla_transformer_tools.saved_folder import (
     check_files,
     check_objects,
     describe_model_files,
+    load_config,
     load_model,
     read_object,
+    read_run,
 )
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
@@ -256,6 +258,18 @@ def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkey
         OSError, match=r"^There is no folder 'runs/typo', and no model .* the Hub: We "
     ):
         TokenizerPair.from_pretrained("runs/typo")
+
+
+@pytest.mark.parametrize(
+    "resolve",
+    [TokenizerPair.from_pretrained, load_model, read_run, load_config, Translator.from_pretrained],
+)
+def test_name_in_a_folder_is_not_looked_up_on_the_hub(resolve, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+
+    with pytest.raises(FileNotFoundError, match=r"^There is no folder 'runs/typo'\.$"):
+        resolve("runs/typo")
 
 
 def test_code_in_a_folder_of_ours_is_not_run_even_if_it_is_trusted(folder, tmp_path):

@@ -69,6 +69,16 @@ def special_kind(path: str | os.PathLike[str]) -> str | None:
     return _KINDS_OF_FILES.get(stat.S_IFMT(os.stat(path).st_mode))
 
 
+def looks_like_a_path(name: str) -> bool:
+    """Whether the name of a model is a path, which may be wrong, and no name on the Hub.
+
+    `runs/de-en` is a path where there is a folder `runs`.
+    """
+    first, slash, _ = name.partition("/")
+    is_in_a_folder = bool(slash) and os.path.isdir(first)
+    return is_in_a_folder or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Rejects files that may never end, or can be read only once.
 
@@ -341,6 +351,22 @@ def rows_written(paths: Sequence[Path], rows: Iterable[Sequence[str]]) -> Iterat
 
 # Names the folder of converted models. Set but empty: neither these nor token ids are kept.
 CACHE_VARIABLE = "VANILLA_TRANSFORMER_CACHE"
+
+
+def cache_folder() -> Path | None:
+    """Folder for files that this package can make again; None if nothing may be kept."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given == "":
+        return None
+    try:
+        if given:
+            return Path(given).expanduser()
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        # The user of a container may have no home.
+        return None
+    return caches / "vanilla_transformer"
+
 
 # XXH3 finds damage as well as SHA-256 in a tenth of the time, but is no proof against forgery.
 _DIGESTS: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}

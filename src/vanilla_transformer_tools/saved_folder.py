@@ -35,6 +35,7 @@ from transformers.utils import (
 
 from vanilla_transformer_tools.files import (
     checksum,
+    looks_like_a_path,
     parse_json,
     parse_yaml,
     read_text,
@@ -110,8 +111,27 @@ _SEARCH_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 _NAMED_TENSORS = 3
 
 
+def local_folder(model_name_or_path: str) -> Path | None:
+    """The folder of a model; None for a name on the Hub.
+
+    Raises:
+        FileNotFoundError: If the name is the path of a folder that does not exist.
+    """
+    folder = Path(model_name_or_path)
+    if folder.is_dir():
+        return folder
+    if looks_like_a_path(model_name_or_path):
+        raise FileNotFoundError(f"There is no folder {model_name_or_path!r}.")
+    return None
+
+
 def find_file(model_name_or_path: str, name: str, revision: str | None = None) -> Path | None:
-    """A file of a model, fetched from the Hub if need be; None where there is none."""
+    """A file of a model, fetched from the Hub if need be; None where there is none.
+
+    Raises:
+        FileNotFoundError: As `local_folder` does.
+    """
+    local_folder(model_name_or_path)
     file = cached_file(
         model_name_or_path,
         name,
@@ -375,8 +395,8 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
             is damaged.
         OSError: If there is no such model, or it has no safetensors.
     """
-    if Path(model_name_or_path).is_dir():
-        check_configs(Path(model_name_or_path))
+    if folder := local_folder(model_name_or_path):
+        check_configs(folder)
     check_files(model_name_or_path, loading.get("revision"))
     _check_weights(model_name_or_path, loading.get("revision"))
     loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
@@ -446,6 +466,7 @@ def load_config(model_name_or_path: str) -> PreTrainedConfig:
         ValueError: If it needs code of the model's folder, or is damaged.
         OSError: If there is no such model.
     """
+    local_folder(model_name_or_path)
     with naming_code(model_name_or_path):
         return AutoConfig.from_pretrained(model_name_or_path, trust_remote_code=False)
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
-from vanilla_transformer_tools.commands.command import looks_like_a_path
-from vanilla_transformer_tools.commands.outputs import Output
+from vanilla_transformer_tools.commands.outputs import opened_output
+from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.settings import TrainSettings
 
 
@@ -24,12 +24,17 @@ from vanilla_transformer_tools.settings import TrainSettings
     [
         ("user/model", False),
         ("runs/de-en/checkpoint-5", True),
+        ("runs/de-en", True),
+        ("run/de-en", False),
         ("../model", True),
         ("/model", True),
         ("~/model", True),
     ],
 )
-def test_path_is_distinguished_from_a_name_on_the_hub(name, is_path):
+def test_path_is_distinguished_from_a_name_on_the_hub(name, is_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+
     assert looks_like_a_path(name) == is_path
 
 
@@ -195,6 +200,7 @@ def test_translations_are_utf_8_in_any_terminal(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
 
-    Output(None).write("\u4e2d\n".encode())
+    with opened_output(None) as write:
+        write("\u4e2d\n".encode())
 
     assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"

@@ -36,7 +36,7 @@ READERS = {
 
 # Prints typed lines in brackets.
 _TYPED = """
-from vanilla_transformer_tools.commands.lines import typed_lines
+from vanilla_transformer_tools.commands.translate import typed_lines
 for line in typed_lines():
     print(f"[{line}]")
 """

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vanilla_transformer_tools.commands import lines as job_lines
-from vanilla_transformer_tools.commands.lines import record_path
+from vanilla_transformer_tools.commands import translate as translate_command
 from vanilla_transformer_tools.commands.outputs import open_alone
+from vanilla_transformer_tools.commands.translate import record_path
 from vanilla_transformer_tools.translation import Translator, translator
 
 from ..conftest import interrupted_after
@@ -160,8 +160,8 @@ def test_resume_continues_an_output_in_the_folder_of_its_model(run, folder, tmp_
 def test_resume_refuses_another_version(run, job, monkeypatch):
     argv, out = job()
     before = out.read_bytes()
-    now = job_lines.version("vanilla-transformer")
-    monkeypatch.setattr(job_lines, "version", lambda _: "99.0")
+    now = translate_command.version("vanilla-transformer")
+    monkeypatch.setattr(translate_command, "version", lambda _: "99.0")
 
     outcome = run(*argv, "--resume")
 

@@ -66,12 +66,12 @@ def test_port_that_is_taken_is_told_before_a_model_is_loaded(run, no_model, fold
 
 
 def test_missing_package_is_named_with_its_extra(run, no_model, folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setitem(sys.modules, "starlette", None)
 
     outcome = run("serve", "--model", folder)
 
     assert outcome.status == 2
-    assert "serve needs the package `fastapi`" in outcome.err
+    assert "serve needs the package `starlette`" in outcome.err
     assert "pip install -e '.[serve]'" in outcome.err
 
 

@@ -11,13 +11,16 @@ import sys
 from functools import partial
 
 import pytest
+from transformers import AutoTokenizer
 
 from vanilla_transformer_tools import files
-from vanilla_transformer_tools.commands import lines
-from vanilla_transformer_tools.commands.lines import PipedLines, plan_translation
+from vanilla_transformer_tools.commands import translate as job
+from vanilla_transformer_tools.commands.translate import PipedLines, plan_translation
 from vanilla_transformer_tools.settings import TranslateSettings
+from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import interrupted_after
+from ..support.engines import Recorder
 from .conftest import LINES, as_bytes
 
 # As line ends stand in text: none of them ends a line but the line feed.
@@ -205,21 +208,26 @@ def test_pipe_says_whether_a_line_has_arrived():
 
 
 def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     reading, writing = os.pipe()
     with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
         job = plan_translation(TranslateSettings(model=[str(folder)]), [])
-        windows = job._windows()
+        engine = Recorder()
+        found = Translator(engine, tokenizer).translate(job.lines, has_next=job.has_next)
 
         pipe.write(b"ja\nnein\n")
-        assert next(windows) == [("ja", ""), ("nein", "")]
+        next(found)
+        assert len(engine.sources) == 2
+        next(found)
         pipe.write(b"x\n")
-        assert next(windows) == [("x", "")]
+        next(found)
+        assert len(engine.sources) == 3
 
 
 def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, monkeypatch):
     source = write(tmp_path / "in", LINES)
-    plan = lines.file_lines
+    plan = job.file_lines
     counted = []
 
     def cut_after_counting(path):
@@ -228,7 +236,7 @@ def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, mo
             write(source, LINES[:3])
         return plan(path)
 
-    monkeypatch.setattr(lines, "file_lines", cut_after_counting)
+    monkeypatch.setattr(job, "file_lines", cut_after_counting)
 
     status, _, err = run("--input", source, "--output", tmp_path / "out")
 

@@ -1,6 +1,7 @@
 """Word alignments: whose words are linked, how links are written and scored."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_alignment_is_that_of_the_engine(translator):
 
 
 def test_tag_and_ends_are_no_words(translator, monkeypatch):
-    translator.source_prefix = [5]
+    translator.tokenizers = replace(translator.tokenizers, source_prefix=(5,))
     look_at(monkeypatch, lambda source, place: 0 if place else 1)
 
     alignment, empty = align_words(translator, ["ein hund", "  "], ["a dog", "a dog"])

@@ -103,7 +103,7 @@ def test_model_of_another_class_shows_its_weights(tmp_path):
 
 def test_maps_show_the_own_translation_in_its_own_tokens(translator, tokenizer):
     engine = translator.engine
-    translator.source_prefix = [7]
+    translator.tokenizers = replace(translator.tokenizers, source_prefix=(7,))
     source_ids = [7, *tokenizer(SOURCE).input_ids]
     ((best, *_),) = engine.translate_batch(
         [source_ids], [[]], [len(source_ids) + 50], translator.search

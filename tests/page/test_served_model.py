@@ -148,7 +148,7 @@ def test_model_of_several_directions_offers_them(tmp_path):
     assert model.languages == {"source_language": [], "target_language": ["de", "fr"]}
     assert model.begins_with["target_language"] == "de"
     default, german, french = (
-        model._translator(Choices(target_language=language), False).source_prefix
+        model._translator(Choices(target_language=language), False).tokenizers.source_prefix
         for language in (None, "de", "fr")
     )
     assert default == german != french

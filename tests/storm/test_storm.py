@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from number_words import write_corpus
-from vanilla_transformer_tools.commands.lines import record_path
+from vanilla_transformer_tools.commands.translate import record_path
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
 

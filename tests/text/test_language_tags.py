@@ -24,8 +24,8 @@ from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pair
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.segments import cut_into_pieces
 
+from ..support.engines import Recorder
 from ..support.training_runs import SIZES, build_arguments, read_json
 
 LANGUAGES = ["de", "zh-Hans"]
@@ -260,14 +260,17 @@ def test_each_piece_of_a_long_line_begins_with_the_tag_and_fits(tokenizer):
     # Cut between tokens, so that a piece is as long as it may be.
     line = "ab" * 40
     (tag,) = language_prefix(tokenizer, "de")
+    engine = Recorder()
 
-    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(tokenizer), 12, [1], [tag])
+    list(
+        Translator(engine, tokenizer, max_source_length=12, target_language="de").translate([line])
+    )
 
-    assert len(pieces) > 3
-    assert all(piece.source.index(tag) == 0 for piece in pieces)
-    assert max(len(piece.source) for piece in pieces) == 12
-    text = "".join(tokenizer.decode(piece.source, skip_special_tokens=True) for piece in pieces)
-    assert text == line
+    assert len(engine.sources) > 3
+    assert all(source.index(tag) == 0 for source in engine.sources)
+    assert max(map(len, engine.sources)) == 12
+    texts = [tokenizer.decode(source, skip_special_tokens=True) for source in engine.sources]
+    assert sorted("".join(texts)) == sorted(line)
 
 
 def test_filters_keep_the_tags():

@@ -13,14 +13,14 @@ import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools import files, saved_folder
+from vanilla_transformer_tools.files import CACHE_VARIABLE
 from vanilla_transformer_tools.translation import (
     Translator,
-    conversion_cache,
     ctranslate2_conversion,
     engine_choice,
 )
-from vanilla_transformer_tools.translation.conversion_cache import CACHE_VARIABLE, Conversion
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.engine_choice import Conversion
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 
@@ -277,9 +277,9 @@ def test_each_file_of_the_model_and_both_converters_change_its_place(
         (model / file).write_bytes((model / file).read_bytes() + b" ")
         keys.add(key_of(model))
     (tmp_path / "converter.py").write_text("another")
-    monkeypatch.setattr(conversion_cache, "_CONVERTER", tmp_path / "converter.py")
+    monkeypatch.setattr(engine_choice, "_CONVERTER", tmp_path / "converter.py")
     keys.add(key_of(model))
-    monkeypatch.setattr(conversion_cache, "version", lambda name: f"99 {name}")
+    monkeypatch.setattr(engine_choice, "version", lambda name: f"99 {name}")
     keys.add(key_of(model))
 
     assert len(keys) == 7
@@ -304,7 +304,7 @@ def test_full_disk_leaves_torch_and_nothing_else(load, cache, monkeypatch, caplo
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(conversion_cache, "write_lines", fail)
+    monkeypatch.setattr(engine_choice, "write_lines", fail)
 
     translator = load()
 
@@ -322,7 +322,7 @@ def test_read_only_cache_is_used(load, monkeypatch):
     def fail(*_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(conversion_cache, "write_lines", fail)
+    monkeypatch.setattr(engine_choice, "write_lines", fail)
     monkeypatch.setattr(files.os, "utime", fail)
     translator = load(max_extra_tokens=3)
 
@@ -377,7 +377,7 @@ def test_model_that_changes_while_it_is_loaded_is_not_kept(
 def test_models_that_were_not_used_for_longest_are_deleted(
     load, cache, tokenizer, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(conversion_cache, "MOST_MODELS", 2)
+    monkeypatch.setattr(engine_choice, "MOST_MODELS", 2)
     models = [
         save_small_model(tmp_path / str(bias), tokenizer, max_position_embeddings=100 + bias)
         for bias in range(3)
@@ -422,7 +422,7 @@ def test_place_of_the_cache(monkeypatch, given, home, expected):
         else:
             monkeypatch.setenv(name, value)
 
-    found = conversion_cache.cache_folder()
+    found = files.cache_folder()
 
     assert found == (expected and Path(expected).expanduser())
 

@@ -7,8 +7,9 @@ import pytest
 
 from number_words import english, german
 from vanilla_transformer_tools.translation import Translation, Translator, marks
-from vanilla_transformer_tools.translation.markup import join_html, split_html
+from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.placing import remark, unmark
+from vanilla_transformer_tools.translation.results import Piece
 
 from ..support.aligned_numbers import NUMBERS
 from ..support.fragments import Outline, draw_fragment
@@ -36,16 +37,17 @@ def perfect(build, monkeypatch):
     """A Translator of number words that makes no mistake; a share of its links is wrong."""
     rng, wrong = random.Random(5), [0.0]
 
-    def translate(self, window, first_line):
-        for line, _ in window:
-            before, after = marks.blank_ends(line)
-            text = reverse(line)
-            yield Translation(before + text + after if text else line)
+    def translate(self, batch):
+        ends = [marks.blank_ends(piece.text) for piece in batch]
+        return [
+            Translation(before + reverse(piece.text) + after)
+            for piece, (before, after) in zip(batch, ends, strict=True)
+        ]
 
-    def links(translator, pairs):
+    def links(pairs, *_):
         return [word_links(*pair, wrong[0], rng) for pair in pairs]
 
-    monkeypatch.setattr(Translator, "_translate_window", translate)
+    monkeypatch.setattr(Translator, "_translate_batch", translate)
     monkeypatch.setattr(marks, "character_links", links)
 
     def build_perfect(noise=0.0, **settings):
@@ -142,10 +144,10 @@ def test_sentences_of_a_line_are_cut_in_spite_of_tags(perfect):
 def test_split_and_join_are_inverse():
     fragment = "<P>eins <B>zwei</B>\t<!----><br/>&nbsp;</P><custom-x a='>'>drei</custom-x> "
 
-    lines, frame = split_html(fragment)
+    lines, join = split_html(fragment)
 
     assert len(lines) == 2
-    assert join_html(lines, frame) == fragment.replace("\t", " ")
+    assert join(lines) == fragment.replace("\t", " ")
 
 
 def test_too_deep_fragment_is_refused_after_those_before_it(perfect):
@@ -172,7 +174,7 @@ def test_private_characters_of_a_line_neither_keep_nor_join_its_words(sign):
     line = f"ein {sign}zwei drei"
 
     text, (span,) = unmark(line)
-    pieces = marks.cut_marked(line, lambda text: [text[:8], text[8:]])
+    pieces = marks.marked_pieces(text, [span], [Piece(text[:8], []), Piece(text[8:], [])])
 
     assert (text, span.start, span.end, span.kept) == ("ein zwei drei", 4, 4, None)
     assert [piece.text for piece in pieces] == ["ein zwei", " drei"]
@@ -186,18 +188,3 @@ def test_long_line_with_a_private_character_is_named_by_its_number(perfect, capl
 
     (message,) = caplog.messages
     assert message.startswith("Line 2 is longer than 30 tokens and is translated in ")
-
-
-def test_pieces_of_a_line_have_its_number(perfect, monkeypatch):
-    translator = perfect(markup=None, max_source_length=30, split_sentences=False)
-    translate_window, numbers = Translator._translate_window, []
-
-    def recorded(self, window, given):
-        numbers.extend(given)
-        return translate_window(self, window, given)
-
-    monkeypatch.setattr(Translator, "_translate_window", recorded)
-    translate(translator, "ein \U000f0001" + 9 * " zwei", "zwei")
-
-    assert len(numbers) > 2
-    assert numbers == [1] * (len(numbers) - 1) + [2]

@@ -47,12 +47,14 @@ def answering(build, monkeypatch):
         translator = build(**{"max_source_length": 200, **settings})
         translator.given = []
 
-        def translate(self, window, first_line):
-            translator.given += [line for line, _ in window]
-            yield from (Translation(answers[line]) for line, _ in window)
+        def translate(self, batch):
+            translator.given += [piece.text for piece in batch]
+            return [Translation(answers[piece.text]) for piece in batch]
 
-        monkeypatch.setattr(Translator, "_translate_window", translate)
-        monkeypatch.setattr(marks, "character_links", lambda _, pairs: [list(links) for _ in pairs])
+        monkeypatch.setattr(Translator, "_translate_batch", translate)
+        monkeypatch.setattr(
+            marks, "character_links", lambda pairs, *_: [list(links) for _ in pairs]
+        )
         return translator
 
     return build_answering

@@ -5,8 +5,10 @@ import random
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.segments import cut_into_pieces, cut_line, join_pieces
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.segments import cut_line, cut_lines, join_pieces
+
+from ..support.engines import Recorder
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +23,13 @@ def letters():
 def subwords():
     lines = ["the old man and the sea", "hello world, hello there!", "......  ----", "日本語。"]
     return VanillaTransformerTokenizer.train(lines * 5, vocab_size=330)
+
+
+def translate(lines, tokenizer, max_tokens, prefixes="", first_line=1, **settings):
+    """What an engine gets, and the translations."""
+    engine = Recorder()
+    translator = Translator(engine, tokenizer, max_source_length=max_tokens, **settings)
+    return engine, list(translator.translate(lines, prefixes, first_line=first_line))
 
 
 @pytest.mark.parametrize(
@@ -119,9 +128,9 @@ def test_work_is_in_proportion_to_the_line_and_no_long_text_is_tokenised(subword
     line = unit * (15_000 // len(unit))
     counting = CountingTokenizer(subwords)
 
-    pieces = cut_into_pieces([(line, "")], TokenizerPair.joint(counting), 64, numbers=range(1, 99))
+    (parts,) = cut_lines([line], counting, 64)
 
-    assert bool(pieces) == bool(line.strip())
+    assert bool(parts) == bool(line.strip())
     assert counting.characters <= 6 * len(line)
     assert counting.longest <= 5_000
 
@@ -129,27 +138,23 @@ def test_work_is_in_proportion_to_the_line_and_no_long_text_is_tokenised(subword
 def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
     lines = ["ab cd.", "", "  ", " abc"]
 
-    pieces = cut_into_pieces(
-        [(line, "") for line in lines], TokenizerPair.joint(letters), 7, numbers=range(1, 99)
-    )
+    engine, _ = translate(lines, letters, 7)
 
-    assert [piece.line for piece in pieces] == [0, 3]
-    assert [piece.source for piece in pieces] == letters(["ab cd.", "abc"])["input_ids"]
-    assert [piece.text for piece in pieces] == ["ab cd.", " abc"]
+    assert engine.sources == letters(["ab cd.", "abc"])["input_ids"]
+    assert [text for row in cut_lines(lines, letters, 7) for text, _ in row] == ["ab cd.", " abc"]
     assert caplog.messages == []
 
 
 def test_each_sentence_is_a_piece_and_only_long_lines_are_reported(letters, caplog):
     lines = ["Ab. Cd ab.  Ef", "Ab ab ab. Cd"]
-    settings = {"numbers": [101, 102], "split_sentences": True}
+    cut = [["Ab.", " Cd ab.", "  Ef"], ["Ab ab", " ab.", " Cd"]]
 
-    pieces = cut_into_pieces(
-        [(line, "") for line in lines], TokenizerPair.joint(letters), 8, **settings
-    )
+    rows = cut_lines(lines, letters, 8, split_sentences=True)
+    translate(lines, letters, 8, split_sentences=True, first_line=101)
 
-    cut = ["Ab.", " Cd ab.", "  Ef", "Ab ab", " ab.", " Cd"]
-    assert [piece.text for piece in pieces] == cut
-    assert [piece.source for piece in pieces] == letters(list(map(str.strip, cut)))["input_ids"]
+    assert [[text for text, _ in row] for row in rows] == cut
+    ids = [letters([text.strip() for text in texts])["input_ids"] for texts in cut]
+    assert [[source for _, source in row] for row in rows] == ids
     assert caplog.messages == ["Line 102 is longer than 8 tokens and is translated in 3 pieces."]
 
 
@@ -168,37 +173,23 @@ def test_translations_of_pieces_are_joined_as_the_pieces_were(translations, line
 
 
 def test_prefix_goes_with_the_first_piece_only(letters):
-    lines = [("abc abc", "de "), ("a", ""), ("b", "E")]
+    engine, found = translate(["abc abc", "a", "b"], letters, 5, ["de ", "", "E"])
 
-    pieces = cut_into_pieces(lines, TokenizerPair.joint(letters), 5, numbers=range(1, 99))
+    ids = {text: letters(text, add_special_tokens=False)["input_ids"] for text in ("de", "", "E")}
+    assert sorted(engine.prefixes) == sorted([ids["de"], [], [], ids["E"]])
+    assert [one.text for one in found] == ["de ", "", "E"]
 
-    ids = [letters(text, add_special_tokens=False)["input_ids"] for text in ("de", "", "", "E")]
-    assert [piece.prefix for piece in pieces] == ids
 
+def test_prefix_with_unknown_words_is_refused_after_the_lines_before_it(letters):
+    translator = Translator(Recorder(), letters, max_source_length=9)
+    found = translator.translate(["ab", "ab"], ["ab", "ab éa ab"], first_line=11)
 
-def test_prefix_with_unknown_words_is_refused(letters):
-    lines = [("ab", "ab"), ("ab", "ab éa ab")]
-
+    assert next(found).text == "ab"
     with pytest.raises(ValueError, match=r"prefix of line 12 .* got 'ab éa ab', .*unknown: éa\.$"):
-        cut_into_pieces(lines, TokenizerPair.joint(letters), 9, numbers=range(11, 99))
-
-
-def test_tag_counts_towards_each_piece(letters):
-    pieces = cut_into_pieces(
-        [("ab cd ef", "")],
-        TokenizerPair.joint(letters),
-        6,
-        numbers=range(1, 99),
-        source_prefix=[9, 8],
-    )
-
-    ids = letters(["ab", "cd", "ef"])["input_ids"]
-    assert [piece.source for piece in pieces] == [[9, 8, *part] for part in ids]
+        next(found)
 
 
 def test_lone_surrogate_becomes_a_replacement_character(subwords):
-    pieces = cut_into_pieces(
-        [("a\udc80b\ud800", "")], TokenizerPair.joint(subwords), 40, numbers=range(1, 99)
-    )
+    engine, _ = translate(["a\udc80b\ud800"], subwords, 40)
 
-    assert subwords.decode(pieces[0].source, skip_special_tokens=True) == "a\ufffdb\ufffd"
+    assert subwords.decode(engine.sources[0], skip_special_tokens=True) == "a\ufffdb\ufffd"

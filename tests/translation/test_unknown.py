@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.commands.command import report_unknown
+from vanilla_transformer_tools.commands.command import Report
 from vanilla_transformer_tools.service.translators import RequestKind, Translators
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, Hypothesis
@@ -106,7 +106,7 @@ def test_service_counts_unknown_tokens():
     ],
 )
 def test_unknown_tokens_are_reported(capsys, tokens, are_replaced, message):
-    report_unknown(tokens, are_replaced)
+    Report(unknown=tokens).show(are_replaced=are_replaced)
 
     err = capsys.readouterr().err
     assert err.startswith(message)

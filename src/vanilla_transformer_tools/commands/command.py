@@ -14,18 +14,19 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
+from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.settings import AttentionSettings, SearchSettings
 from vanilla_transformer_tools.text.panics import is_panic
 
 if TYPE_CHECKING:
-    from vanilla_transformer_tools.translation import Translator
+    from vanilla_transformer_tools.translation import Translation, Translator
 
 
 # A command parses the arguments after its name.
@@ -266,11 +267,6 @@ def check_folder(parser: Parser, option: str, name: str) -> None:
         parser.error(f"{option}: there is no folder {name!r}")
 
 
-def looks_like_a_path(name: str) -> bool:
-    """Whether a name cannot be one on the Hub, whose error would only mention its form."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
-
-
 def bind(host: str, port: int) -> socket.socket:
     """A socket at this address that does not listen yet.
 
@@ -350,30 +346,41 @@ class _StandardError(logging.Handler):
         tqdm.write(record.getMessage(), file=sys.stderr)
 
 
-def report_limited(lines: int, option: str = "--max_extra_tokens") -> None:
-    """Reports on standard error how many translations were cut off, if any.
+@dataclass
+class Report:
+    """Counts of translations, for the end of a command.
 
-    Args:
-        lines: Number of them.
-        option: The option that sets the limit.
+    Attributes:
+        limited: Translations that were cut off at the length limit.
+        unknown: Unknown tokens of translations.
+        separators: Line separators in translations that were replaced by blanks.
     """
-    if lines:
-        print(
-            f"{lines:,} translations were cut off at the length limit; see {option}.",
-            file=sys.stderr,
-        )
 
+    limited: int = 0
+    unknown: int = 0
+    separators: int = 0
 
-def report_unknown(tokens: int, are_replaced: bool) -> None:
-    """Reports on standard error how many unknown tokens the translations have, if any.
+    def count(self, translation: "Translation") -> None:
+        """Counts a translation and its alternatives."""
+        for one in translation.ranked:
+            self.limited += one.reached_limit
+            self.unknown += one.unknown
+            self.separators += one.replaced_separators
 
-    Args:
-        tokens: Number of them.
-        are_replaced: Whether words of the source were written for them.
-    """
-    if tokens:
-        became = "replaced by source words" if are_replaced else "written as <unk>"
-        hint = "" if are_replaced else "; see --replace_unknown"
-        print(
-            f"{tokens:,} unknown tokens in the translations were {became}{hint}.", file=sys.stderr
-        )
+    def show(self, *, are_replaced: bool = False, limit: str = "--max_extra_tokens") -> None:
+        """Writes what there was to standard error.
+
+        Args:
+            are_replaced: Whether words of the source were written for unknown tokens.
+            limit: The option that sets the length limit.
+        """
+        became = "written as <unk>; see --replace_unknown"
+        if are_replaced:
+            became = "replaced by source words"
+        for count, words in (
+            (self.limited, f"translations were cut off at the length limit; see {limit}"),
+            (self.unknown, f"unknown tokens in the translations were {became}"),
+            (self.separators, "line separators in the translations were written as blanks"),
+        ):
+            if count:
+                print(f"{count:,} {words}.", file=sys.stderr)

@@ -6,9 +6,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from vanilla_transformer_tools.commands.command import load_translator, report_limited
-from vanilla_transformer_tools.commands.lines import JobRecord, plan_translation, record_path
+from vanilla_transformer_tools.commands.command import load_translator
 from vanilla_transformer_tools.commands.train import read_options
+from vanilla_transformer_tools.commands.translate import JobRecord, plan_translation, record_path
 from vanilla_transformer_tools.settings import (
     SearchSettings,
     TrainSettings,
@@ -200,7 +200,7 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
         n_best = settings.teacher_n_best
         translator = load_translator(wanted, num_hypotheses=n_best, scores=n_best > 1)
         report = job.run(translator, keeps_record=True)
-        report_limited(report.limited, "--teacher_max_extra_tokens")
+        report.show(limit="--teacher_max_extra_tokens")
     record = JobRecord.read(record_path(outputs)).complete(outputs)
     record.write(record_path(outputs))
     return record.search

@@ -23,7 +23,7 @@ _PACKAGES = (
     "ctranslate2",
     "onnxruntime",
     "gradio",
-    "fastapi",
+    "starlette",
     "sentencepiece",
 )
 _EXAMPLE = """Paste it into a report; the home folder is written as ~.
@@ -88,7 +88,7 @@ def _caches() -> dict[str, str]:
     import datasets
     from huggingface_hub import constants
 
-    from vanilla_transformer_tools.translation.conversion_cache import cache_folder
+    from vanilla_transformer_tools.files import cache_folder
 
     return {
         "conversions": _without_home(cache_folder()),

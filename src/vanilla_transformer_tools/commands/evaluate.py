@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from vanilla_transformer_tools.commands.command import (
     Parser,
+    Report,
     build_parser,
     check_model,
     load_translator,
-    looks_like_a_path,
     refuse,
-    report_limited,
-    report_unknown,
 )
 from vanilla_transformer_tools.commands.outputs import check_output, check_room
+from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.settings import EvaluateSettings
 
 if TYPE_CHECKING:
@@ -229,13 +228,11 @@ def _read(path: str, lines: int) -> list[str]:
 def _translate(translator: "Translator", sources: list[str]) -> list[str]:
     from vanilla_transformer_tools.progress import line_progress
 
-    texts, limited, unknown = [], 0, 0
+    texts, report = [], Report()
     with line_progress("evaluate", len(sources)) as advance:
         for translation in translator.translate(sources):
             texts.append(translation.text)
-            limited += translation.reached_limit
-            unknown += translation.unknown
+            report.count(translation)
             advance()
-    report_limited(limited)
-    report_unknown(unknown, translator.replace_unknown)
+    report.show(are_replaced=translator.replace_unknown)
     return texts

@@ -3,8 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -97,78 +98,63 @@ def check_room(path: Path, option: str) -> None:
         ) from error
 
 
-class Output:
-    """Where rows are written: a locked file, a device, a pipe, or standard output.
+@contextmanager
+def opened_output(
+    path: Path | None, kept: int = 0, found: int = 0
+) -> Iterator[Callable[[bytes], None]]:
+    """Opens where rows are written: a locked file, a device, a pipe, or standard output.
 
     Args:
         path: Path of a file, which need not exist, of a device or of a pipe; None: standard output.
         kept: Bytes of a file to keep; the rest is cut off.
         found: Bytes that a file must have now.
 
+    Yields:
+        A function that writes and flushes rows: to a file all of them or none.
+
     Raises:
         ValueError: If another translation has locked or changed the file.
-        OSError: If it cannot be opened.
+        OSError: If it cannot be opened or written, or its rows cannot be kept, as on a disk that
+            fails.
     """
-
-    def __init__(self, path: Path | None, kept: int = 0, found: int = 0) -> None:
-        self._name = "Standard output" if path is None else repr(str(path))
-        # Size in bytes of the rows in a file; None: what is written cannot be taken back.
-        self._size: int | None = None
-        self._file: BinaryIO | FileIO
-        if path is None:
-            self._file = sys.stdout.buffer
-        elif path.exists() and not path.is_file():
-            self._file = path.open("wb", buffering=0)
-        else:
-            path.touch()
-            self._file = open_alone(path)
+    if path is None:
+        yield partial(_write, sys.stdout.buffer, "Standard output", False)
+    elif path.exists() and not path.is_file():
+        with path.open("wb", buffering=0) as device:
+            yield partial(_write, device, repr(str(path)), False)
+    else:
+        path.touch()
+        with open_alone(path) as file:
             if (now := path.stat().st_size) != found:
-                self._file.close()
                 raise ValueError(
                     f"--output {path} was changed while the model was loaded: expected {found:,} "
                     f"bytes, got {now:,}. Pass --resume to continue it, or choose another file."
                 )
-            self._file.truncate(kept)
-            self._file.seek(kept)
-            self._size = kept
-
-    def write(self, rows: bytes) -> None:
-        """Writes and flushes rows: in a file all of them or none.
-
-        Raises:
-            OSError: If they cannot be written.
-        """
-        rest = memoryview(rows)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            self._file.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            hint = ""
-            if self._size is not None:
-                with suppress(OSError):
-                    self._file.truncate(self._size)
-                hint = " Its lines are complete; with --input, --resume continues after them."
-            raise OSError(
-                f"{self._name} can no longer be written: {error.strerror}.{hint}"
-            ) from error
-        if self._size is not None:
-            self._size += len(rows)
-
-    def close(self) -> None:
-        """Closes and unlocks a file.
-
-        Raises:
-            OSError: If its rows cannot be kept, as on a disk that fails.
-        """
-        if self._file is sys.stdout.buffer:
-            return
-        with self._file:
-            if self._size is not None:
+            file.truncate(kept)
+            file.seek(kept)
+            try:
+                yield partial(_write, file, repr(str(path)), True)
+            finally:
                 # On disk, before the record of the job is deleted.
-                os.fsync(self._file.fileno())
+                os.fsync(file.fileno())
+
+
+def _write(file: BinaryIO | FileIO, name: str, is_file: bool, rows: bytes) -> None:
+    size = file.tell() if is_file else 0
+    rest = memoryview(rows)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+        file.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        hint = ""
+        if is_file:
+            with suppress(OSError):
+                file.truncate(size)
+            hint = " Its lines are complete; with --input, --resume continues after them."
+        raise OSError(f"{name} can no longer be written: {error.strerror}.{hint}") from error
 
 
 def open_alone(path: Path) -> FileIO:
@@ -219,14 +205,12 @@ def format_rows(
         settings: With `scores` or several translations, a row has number, score and text,
             separated by tabs; with `details` it is one JSON object with all translations.
     """
-    hypotheses = [translation, *translation.alternatives]
     if settings.details:
-        yield json.dumps(
-            {"line": number, "hypotheses": list(map(_describe, hypotheses))}, ensure_ascii=False
-        )
+        hypotheses = list(map(_describe, translation.ranked))
+        yield json.dumps({"line": number, "hypotheses": hypotheses}, ensure_ascii=False)
         return
     scores = settings.scores or settings.n_best > 1
-    for hypothesis in hypotheses:
+    for hypothesis in translation.ranked:
         yield f"{number}\t{hypothesis.score:.4f}\t{hypothesis.text}" if scores else hypothesis.text
 
 

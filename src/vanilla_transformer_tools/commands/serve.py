@@ -47,8 +47,8 @@ def serve(argv: list[str]) -> None:
     check_model(parser, settings.model)
     _check(parser, settings)
     try:
-        import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         fail(

@@ -165,13 +165,13 @@ def align_words(
             "Sources, targets and their units must have the same number of lines, got "
             f"{', '.join(str(len(column)) for column in columns)}. Check that they belong together."
         )
-    tag: list[set[int]] = [set() for _ in translator.source_prefix]
+    tag: list[set[int]] = [set() for _ in translator.tokenizers.source_prefix]
     rows = list(zip(*columns, strict=True))
     encoded = (
-        (encode_source(translator, source), encode_target(translator, target))
+        (encode_source(translator.tokenizers, source), encode_target(translator.tokenizers, target))
         for source, target, _, _ in rows
     )
-    read = read_pairs(translator, engine, encoded)
+    read = read_pairs(translator.tokenizers, engine, encoded)
     for lines, (source, target, positions) in zip(rows, read, strict=True):
         source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
         target_words = units_of_tokens(target["offset_mapping"], lines[1], lines[3])

@@ -149,11 +149,12 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
             got = f"{len(engine.models)} models"
         raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
     source = without_blank_ends(without_surrogates(source))
-    source_ids = translator.source_prefix + encode_source(translator, source)["input_ids"]
+    tokenizers = translator.tokenizers
+    source_ids = [*tokenizers.source_prefix, *encode_source(tokenizers, source)["input_ids"]]
     if target is None:
         target_ids = _translate(translator, engine, source_ids)
     else:
-        target_ids = encode_target(translator, without_blank_ends(target))["input_ids"]
+        target_ids = encode_target(tokenizers, without_blank_ends(target))["input_ids"]
     engine.check_lengths([source_ids, target_ids])
     model = engine.model
     read_ids = [engine.start_id, *target_ids[:-1]]

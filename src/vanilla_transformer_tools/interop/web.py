@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE, TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer_tools.files import (
+    cache_folder,
     checksum,
     names_below,
     scratch_folder,
@@ -28,7 +29,6 @@ from vanilla_transformer_tools.saved_folder import RESULTS_FILE, read_object, re
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
 from vanilla_transformer_tools.text.languages import target_tags
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.conversion_cache import cache_folder
 
 MODEL_FOLDER, RUNTIME_FOLDER, FACTS_FILE = "model", "runtime", "page.json"
 _PAGE_FILES = ("index.html", "page.css", "page.js")

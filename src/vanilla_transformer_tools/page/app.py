@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vanilla_transformer_tools.page.page import LARGEST_FILE, Page
 from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, Choices
 from vanilla_transformer_tools.page.word_links import runs_from_right
-from vanilla_transformer_tools.service.callers import OwnOrigin, allowed_hosts
+from vanilla_transformer_tools.service.callers import allowed_hosts, of_own_origin
 from vanilla_transformer_tools.service.connections import Connection, report_failed_accepts_once
 from vanilla_transformer_tools.text.blanks import UNBLANKED
 
@@ -489,7 +489,7 @@ def launch(
         # Around Gradio's own middleware, which answers some requests itself.
         stack = server.middleware_stack
         if not is_behind_a_proxy:
-            stack = TrustedHostMiddleware(OwnOrigin(stack), allowed, False)
+            stack = TrustedHostMiddleware(of_own_origin(stack), allowed, False)
         policy = _CONTENT_POLICY + _FRAMES_OF_SPACES * is_space
         hidden = () if is_behind_a_proxy else _CLAIMED_ADDRESSES
         server.middleware_stack = guarded(stack, policy, hidden)

@@ -93,8 +93,7 @@ class Page:
                 {
                     "source": line,
                     "translations": [
-                        {name: getattr(each, name) for name in shown}
-                        for each in (best, *best.alternatives)
+                        {name: getattr(each, name) for name in shown} for each in best.ranked
                     ],
                     "tokens": list(served.labels(best)),
                     "probabilities": list(map(exp, best.token_scores)),

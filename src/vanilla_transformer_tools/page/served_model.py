@@ -191,7 +191,8 @@ class ServedModel:
         translator = self._translator(choices, False)
 
         def is_read_at_once(source: str, target: str) -> bool:
-            encoded = encode_source(translator, source), encode_target(translator, target)
+            tokenizers = translator.tokenizers
+            encoded = encode_source(tokenizers, source), encode_target(tokenizers, target)
             return max(len(side["input_ids"]) for side in encoded) <= translator.max_source_length
 
         with self._turn():
@@ -212,7 +213,7 @@ class ServedModel:
         maps = 3 * config.num_hidden_layers * config.num_attention_heads
         longest = min(translator.max_source_length, isqrt(MOST_WEIGHTS // maps))
         with self._turn():
-            length = len(encode_source(translator, line)["input_ids"])
+            length = len(encode_source(translator.tokenizers, line)["input_ids"])
             if length > longest:
                 raise ValueError(
                     f"The attention of this model is shown for lines of at most {longest:,} "

@@ -56,9 +56,11 @@ def link_parts(
     # `align_words` reads them without blank ends, too.
     sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
     parts = [
-        (_parts(source, encode_source(translator, source)), _parts(target, encoded))
+        (
+            _parts(source, encode_source(translator.tokenizers, source)),
+            _parts(target, encode_target(translator.tokenizers, target)),
+        )
         for source, target in zip(sources, targets, strict=True)
-        for encoded in [encode_target(translator, target)]
     ]
     units = [" ".join(source) for source, _ in parts], [" ".join(target) for _, target in parts]
     alignments = align_words(translator, sources, targets, units)

@@ -3,22 +3,24 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError, Results
-from vanilla_transformer_tools.service.callers import LOOPBACK_HOSTS, OwnOrigin
+from vanilla_transformer_tools.service.callers import LOOPBACK_HOSTS, of_own_origin
 from vanilla_transformer_tools.service.connections import report_failed_accepts_once
 from vanilla_transformer_tools.service.languages import AUTOMATIC
 from vanilla_transformer_tools.service.requests import (
@@ -26,13 +28,11 @@ from vanilla_transformer_tools.service.requests import (
     Limits,
     RefusedError,
     TranslationRequest,
-    join_lines,
     split_lines,
 )
-from vanilla_transformer_tools.service.translators import RequestKind, Translators
-from vanilla_transformer_tools.translation.markup import join_html, split_html
+from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.segments import join_pieces
-from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,6 @@ class Service:
             max_tokens=translators.first.max_tokens_per_batch,
             max_delay=max_delay,
             max_waiting_characters=max_waiting_characters,
-            least_tokens=LEAST_TOKENS,
         )
         self.metrics.waiting_characters.set_function(lambda: self.batcher.waiting_characters)
 
@@ -127,12 +126,15 @@ class Service:
             logger.error("A translation has failed: %s: %.200r", type(error).__name__, str(error))
             raise RefusedError(500, f"The translation failed: {type(error).__name__}.") from error
         # For each text the translations, best first; those of a line are those of its parts.
-        join: Callable[[list[str], Any], str] = join_html if wanted.is_html else join_lines
         rows: list[list[str]] = []
-        for lines, rest in split:
-            of_lines = [_ranks(line, next(parts), kind) for line in lines]
-            ranks = range(1 + kind.alternatives)
-            rows.append([join([line[rank] for line in of_lines], rest) for rank in ranks])
+        count = 1 + kind.alternatives
+        for lines, join in split:
+            # A blank line has no parts, and itself as its translations.
+            of_lines = [
+                [join_pieces(ranked) for ranked in zip(*found, strict=True)] or [line] * count
+                for line, found in zip(lines, parts, strict=False)
+            ]
+            rows.append([join([line[rank] for line in of_lines]) for rank in range(count)])
         texts = [best for best, *_ in rows]
         others = [rest for _, *rest in rows]
         answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}
@@ -145,7 +147,7 @@ class Service:
             answer["alternatives"] = others if wanted.is_list else others[0]
         return answer
 
-    async def languages(self) -> Response:
+    async def languages(self, _: Request) -> Response:
         """Target languages of each source language."""
         served = self.translators.languages
         return JSONResponse(
@@ -155,7 +157,7 @@ class Service:
             ]
         )
 
-    async def detect(self) -> Response:
+    async def detect(self, _: Request) -> Response:
         """A refusal: a translation model cannot detect the language of a text."""
         raise RefusedError(
             501,
@@ -163,13 +165,13 @@ class Service:
             "`source`; /languages lists them.",
         )
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         """Whether requests are answered."""
         if not self.batcher.is_working:
             raise RefusedError(503, "No requests are answered: the service is stopping.")
         return JSONResponse({"status": "ok"})
 
-    async def show_metrics(self) -> Response:
+    async def show_metrics(self, _: Request) -> Response:
         """Counters for Prometheus."""
         return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -179,7 +181,7 @@ def build_app(
     *,
     hosts: Sequence[str] = LOOPBACK_HOSTS,
     origins: Sequence[str] = (),
-) -> FastAPI:
+) -> Starlette:
     """The app; when it is shut down, it answers the requests that it has accepted.
 
     Args:
@@ -189,65 +191,61 @@ def build_app(
     """
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         report_failed_accepts_once(asyncio.get_running_loop())
         yield
         await asyncio.to_thread(service.batcher.close)
 
-    # FastAPI's pages of documentation load scripts from elsewhere.
-    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     reading, writing = ["GET", "HEAD"], ["POST"]
-    routes: dict[str, tuple[list[str], Callable[..., Any]]] = {
-        "/translate": (writing, service.translate),
-        "/languages": (reading, service.languages),
-        "/detect": (writing, service.detect),
-        "/health": (reading, service.health),
-        "/metrics": (reading, service.show_metrics),
-    }
-    for path, (methods, endpoint) in routes.items():
-        app.add_api_route(path, endpoint, methods=methods)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _failed)
-    app.add_middleware(_PlainPaths)
-    if origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=[*reading, *writing],
-            allow_headers=["Content-Type"],
-        )
-    app.add_middleware(OwnOrigin, allowed=origins)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    app.add_middleware(_Counted, requests=service.metrics.requests, paths=list(routes))
+    routes = [
+        Route("/translate", service.translate, methods=writing),
+        Route("/languages", service.languages, methods=reading),
+        Route("/detect", service.detect, methods=writing),
+        Route("/health", service.health, methods=reading),
+        Route("/metrics", service.show_metrics, methods=reading),
+    ]
+    cross_origin = Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=[*reading, *writing],
+        allow_headers=["Content-Type"],
+    )
+    paths = {route.path for route in routes}
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(_counted, requests=service.metrics.requests, paths=paths),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(of_own_origin, allowed=origins),
+            *([cross_origin] if origins else []),
+            Middleware(_with_plain_path),
+        ],
+        exception_handlers={HTTPException: _refused, ClientDisconnect: _gone, Exception: _failed},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
     return app
 
 
-class _PlainPaths:
+def _with_plain_path(app: ASGIApp) -> ASGIApp:
     """Rejects paths with escapes, which a proxy may let pass as other paths."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: ASGIApp = self.app
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = app
         if scope["type"] == "http" and b"%" in scope["raw_path"]:
-            error = RefusedError(400, "The path must be written without escapes such as %2F.")
-            answer = _refusal(error)
+            message = "The path must be written without escapes such as %2F."
+            answer = await _refused(None, RefusedError(400, message))
         await answer(scope, receive, send)
 
+    return answer
 
-class _Counted:
+
+def _counted(app: ASGIApp, requests: Any, paths: Collection[str]) -> ASGIApp:
     """Counts requests by path and status; paths that are not among `paths` together."""
 
-    def __init__(self, app: ASGIApp, requests: Any, paths: list[str]) -> None:
-        self.app = app
-        self.requests = requests
-        self.paths = paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
         status = 500
 
@@ -257,10 +255,12 @@ class _Counted:
             await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await app(scope, receive, noted)
         finally:
-            path = scope["path"] if scope["path"] in self.paths else "other"
-            self.requests.labels(path, status).inc()
+            path = scope["path"] if scope["path"] in paths else "other"
+            requests.labels(path, status).inc()
+
+    return answer
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
@@ -313,18 +313,7 @@ async def _departure(request: Request) -> None:
         pass
 
 
-def _ranks(line: str, parts: list[tuple[str, ...]], kind: RequestKind) -> list[str]:
-    """The translations of a line, best first; a blank line has itself."""
-    if not parts:
-        return [line] * (1 + kind.alternatives)
-    return [join_pieces(ranked) for ranked in zip(*parts, strict=True)]
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    return _refusal(cast(HTTPException, error))
-
-
-def _refusal(refusal: HTTPException) -> Response:
+async def _refused(_: Request | None, refusal: HTTPException) -> Response:
     headers = dict(refusal.headers or {})
     if refusal.status_code == 429:
         headers["Retry-After"] = "1"

@@ -28,7 +28,7 @@ class ClosedError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """A line, or a part of one that is too long, with its length in tokens."""
+    """A line, or a part of one that is too long, with the tokens that it counts for in a batch."""
 
     text: str
     tokens: int
@@ -70,7 +70,16 @@ class _Request:
 
     def finish(self) -> None:
         if not self.parts:
-            _settle(self.answer.set_result, self.results)
+            # It may have been cancelled meanwhile.
+            with suppress(InvalidStateError):
+                self.answer.set_result(self.results)
+
+    def fail(self, error: BaseException) -> None:
+        """Answers with an error that a client may see; any other would stop its server."""
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        with suppress(InvalidStateError):
+            self.answer.set_exception(error)
 
 
 class Batcher:
@@ -86,7 +95,6 @@ class Batcher:
         max_tokens: Most tokens of a batch, unless a single part has more.
         max_delay: Seconds that a request may wait for others while the thread is free.
         max_waiting_characters: Most characters of all requests that are not answered yet.
-        least_tokens: Shorter parts count as this many.
     """
 
     def __init__(
@@ -96,13 +104,11 @@ class Batcher:
         max_tokens: int,
         max_delay: float,
         max_waiting_characters: int,
-        least_tokens: int = 1,
     ) -> None:
         self.work = work
         self.max_tokens = max_tokens
         self.max_delay = max_delay
         self.max_waiting_characters = max_waiting_characters
-        self.least_tokens = least_tokens
         self.waiting_characters = 0
         # Oldest first; a dict, since any of them may be cancelled.
         self._waiting: dict[_Request, None] = {}
@@ -174,7 +180,7 @@ class Batcher:
             except BaseException as error:
                 logger.exception("The batcher has failed; it goes on without what waited.")
                 for request in list(self._waiting):
-                    _settle(request.answer.set_exception, _as_exception(error))
+                    request.fail(error)
 
     def _next_batch(self) -> dict[_Request, list[tuple[int, Part]]]:
         """Waits for a batch: the parts of each request in it; none once all is done."""
@@ -190,18 +196,12 @@ class Batcher:
                 uncut = [request for request in alike if not request.is_cut]
                 if not uncut:
                     rest = first.arrived + self.max_delay - time.monotonic()
-                    if self._is_closing or rest <= 0 or self._fills_a_batch(alike):
+                    tokens = (part.tokens for one in alike for _, part in one.parts)
+                    if self._is_closing or rest <= 0 or sum(tokens) >= self.max_tokens:
                         return self._take(alike)
                     self._changed.wait(rest)
             if uncut:
                 _attempt(self._cut, uncut)
-
-    def _fills_a_batch(self, requests: list[_Request]) -> bool:
-        tokens = sum(self._tokens(part) for request in requests for _, part in request.parts)
-        return tokens >= self.max_tokens
-
-    def _tokens(self, part: Part) -> int:
-        return max(part.tokens, self.least_tokens)
 
     def _take(self, requests: list[_Request]) -> dict[_Request, list[tuple[int, Part]]]:
         """Takes the parts of a batch out of requests of one kind, whose lines are cut."""
@@ -211,7 +211,7 @@ class Batcher:
         while turns:
             request = turns.popleft()
             _, part = request.parts[0]
-            tokens += self._tokens(part)
+            tokens += part.tokens
             if batch and tokens > self.max_tokens:
                 break
             batch.setdefault(request, []).append(request.parts.popleft())
@@ -257,7 +257,7 @@ def _attempt(step: Callable[[Sequence[_Request]], None], requests: Sequence[_Req
     # Panics of tokenizers are no `Exception`.
     except BaseException as error:
         if len(requests) == 1:
-            _settle(requests[0].answer.set_exception, _as_exception(error))
+            requests[0].fail(error)
             return
         logger.warning(
             "A batch of %d requests has failed and is repeated one by one: %.200s",
@@ -266,16 +266,3 @@ def _attempt(step: Callable[[Sequence[_Request]], None], requests: Sequence[_Req
         )
         for request in requests:
             _attempt(step, [request])
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """Errors that the client of a request may see; any other would stop its server."""
-    if isinstance(error, Exception):
-        return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _settle(setter: Callable[[Any], None], value: object) -> None:
-    """Sets the result or the exception of a future, which may have been cancelled meanwhile."""
-    with suppress(InvalidStateError):
-        setter(value)

@@ -63,29 +63,24 @@ def check_origins(origins: Sequence[str]) -> None:
         )
 
 
-class OwnOrigin:
-    """Rejects requests from pages of foreign origins.
+def of_own_origin(app: ASGIApp, allowed: Collection[str] = ()) -> ASGIApp:
+    """An app that rejects requests from pages of foreign origins.
 
     Args:
         app: ASGI app that answers.
         allowed: Origins besides the server's own; `*`: any.
     """
+    refusal = JSONResponse(
+        {"error": "Pages of other origins may not call this server."}, 403, {"Connection": "close"}
+    )
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str] = ()) -> None:
-        self.app = app
-        self.allowed = allowed
+    def is_foreign(headers: Headers) -> bool:
+        origin, own = headers.get("origin"), headers.get("host", "").lower()
+        return bool(origin) and origin not in allowed and urlsplit(origin).netloc.lower() != own
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
-        answer: ASGIApp = self.app
-        if scope["type"] == "http" and ANY not in self.allowed:
-            headers = Headers(scope=scope)
-            origin = headers.get("origin")
-            own = headers.get("host", "").lower()
-            if origin and origin not in self.allowed and urlsplit(origin).netloc.lower() != own:
-                answer = JSONResponse(
-                    {"error": "Pages of other origins may not call this server."},
-                    403,
-                    {"Connection": "close"},
-                )
-        await answer(scope, receive, send)
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_checked = scope["type"] == "http" and ANY not in allowed
+        is_refused = is_checked and is_foreign(Headers(scope=scope))
+        await (refusal if is_refused else app)(scope, receive, send)
+
+    return answer

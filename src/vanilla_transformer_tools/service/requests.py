@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import add
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
@@ -151,12 +153,8 @@ def _check_size(texts: list[str], limits: Limits) -> None:
         )
 
 
-def split_lines(text: str) -> tuple[list[str], list[str]]:
-    """The lines of a text, and what ends each of them but the last."""
+def split_lines(text: str) -> tuple[list[str], Callable[[list[str]], str]]:
+    """The lines of a text, and what joins their translations with the ends of these lines."""
     pieces = _LINE_END.split(text)
-    return pieces[::2], pieces[1::2]
-
-
-def join_lines(lines: list[str], ends: list[str]) -> str:
-    """The inverse of `split_lines`."""
-    return "".join(line + end for line, end in zip(lines, [*ends, ""], strict=True))
+    ends = [*pieces[1::2], ""]
+    return pieces[::2], lambda lines: "".join(map(add, lines, ends))

@@ -16,8 +16,9 @@ from prometheus_client import (
 
 from vanilla_transformer_tools.service.batcher import Part
 from vanilla_transformer_tools.service.languages import ServedLanguages
-from vanilla_transformer_tools.translation.marks import can_align, cut_marked_lines
-from vanilla_transformer_tools.translation.translator import Translator
+from vanilla_transformer_tools.translation.marks import can_align
+from vanilla_transformer_tools.translation.placing import remark
+from vanilla_transformer_tools.translation.translator import LEAST_TOKENS, Translator
 
 # Each has a copy of the tokenizer if that knows languages.
 _MOST_TRANSLATORS = 16
@@ -127,29 +128,28 @@ class Translators:
         Raises:
             ValueError: If the engine does not show its attention, or a tokenizer is not fast.
         """
-        if not can_align(self.first):
+        if not can_align(self.first.tokenizers, self.first.engine):
             raise ValueError("`format` html needs a service with --engine torch or auto.")
 
     def cut(self, kind: RequestKind, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
-        translator = self._of(kind)
-        prefix = len(translator.source_prefix)
-        limit = translator.max_source_length - prefix
         return [
-            [Part(text, prefix + tokens) for text, tokens in pieces]
-            for pieces in cut_marked_lines(
-                lines,
-                translator.tokenizer,
-                limit,
-                split_sentences=translator.split_sentences,
-            )
+            [
+                Part(
+                    remark(piece.text, piece.spans),
+                    sum(max(LEAST_TOKENS, len(part.source)) for part in piece.parts),
+                )
+                for piece in pieces
+                if piece.parts
+            ]
+            for pieces in self._of(kind).cut(lines)
         ]
 
     def translate(self, kind: RequestKind, texts: Sequence[str]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""
         with self.metrics.batch_seconds.time():
             best = list(self._of(kind).translate(texts))
-        ranked = [(one, *one.alternatives) for one in best]
+        ranked = [one.ranked for one in best]
         self.metrics.batch_lines.observe(len(texts))
         self.metrics.unknown_tokens.inc(sum(one.unknown for row in ranked for one in row))
         return [tuple(one.text for one in row) for row in ranked]

@@ -28,6 +28,7 @@ from vanilla_transformer_tools.saved_folder import (
     TARGET_FOLDER,
     check_objects,
     find_file,
+    local_folder,
     naming_code,
     read_object,
 )
@@ -321,8 +322,9 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
             NLLB's codes after the text.
         OSError: If there is neither a folder nor a model on the Hub of this name.
     """
-    if Path(model_name_or_path).is_dir():
-        check_objects(Path(model_name_or_path))
+    folder = local_folder(model_name_or_path)
+    if folder:
+        check_objects(folder)
     with naming_code(model_name_or_path):
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -332,7 +334,7 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
             raise
         # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
         except Exception as error:
-            if not Path(model_name_or_path).is_dir():
+            if not folder:
                 if isinstance(error, ValueError):
                     raise
                 raise OSError(

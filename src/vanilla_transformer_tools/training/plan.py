@@ -46,8 +46,8 @@ from vanilla_transformer_tools.training.run_record import (
     previous_record,
 )
 from vanilla_transformer_tools.training.starting_model import NEW, Start
+from vanilla_transformer_tools.translation.engine_choice import INNER_ENDS, MOST_INNER_ENDS
 from vanilla_transformer_tools.translation.sentences import has_inner_end
-from vanilla_transformer_tools.translation.translator import INNER_ENDS, MOST_INNER_ENDS
 
 # Number of lines in which those with several sentences are counted.
 _LINES_OF_SENTENCES = 10_000

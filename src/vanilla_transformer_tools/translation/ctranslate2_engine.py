@@ -17,9 +17,6 @@ from vanilla_transformer_tools.translation.engines import Hypothesis, refuse_lon
 from vanilla_transformer_tools.translation.search import Search
 
 _CONFIG_FIELDS = ("position_table_length", "max_position_embeddings", "eos_token")
-_NO_EXPORT = (
-    "{!r} must be a folder that `vanilla-transformer export --format ctranslate2` made, got no"
-)
 
 
 class CTranslate2Engine:
@@ -41,10 +38,6 @@ class CTranslate2Engine:
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
         compute_type: Type to compute in, such as `int8_float32`; `default`: the one of the export,
             or else, with a message, one that the device has.
-        inter_threads: Parts of a batch that are translated at the same time; None: as many as
-            threads remain for them on a CPU, and one on a GPU.
-        intra_threads: Threads of each part, which wait for each other in every step; None: one, or
-            with `inter_threads` an equal share of torch's, which are all cores or OMP_NUM_THREADS.
         patience: Beam search ends once there are `num_beams * patience` hypotheses. Torch's does so
             with 1 if `early_stopping` is True. By default it ends once no better one is possible: 2
             usually finds the same, 1 is faster and may find less.
@@ -60,8 +53,6 @@ class CTranslate2Engine:
         *,
         device: str = "auto",
         compute_type: str = "default",
-        inter_threads: int | None = None,
-        intra_threads: int | None = None,
         patience: int = 2,
     ) -> None:
         try:
@@ -80,24 +71,20 @@ class CTranslate2Engine:
         )
         self.ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
         if self.end_token not in self.ids:
-            raise ValueError(
-                f"{_NO_EXPORT.format(str(folder))} {self.end_token!r} in its vocabulary."
-            )
+            raise _no_export(folder, f"{self.end_token!r} in its vocabulary")
         self.end_id = self.ids[self.end_token]
         threads = torch.get_num_threads()
-        if inter_threads is None:
-            on_gpu = device == "cuda" or (device == "auto" and get_cuda_device_count() > 0)
-            intra_threads = intra_threads or 1
-            inter_threads = 1 if on_gpu else max(1, threads // intra_threads)
-        self.inter_threads = inter_threads
+        on_gpu = device == "cuda" or (device == "auto" and get_cuda_device_count() > 0)
+        # Threads of one part of a batch would wait for each other in every step.
+        self.parts = 1 if on_gpu else threads
         self.patience = patience
         try:
             self.translator = Translator(
                 str(folder),
                 device=device,
                 compute_type=compute_type,
-                inter_threads=inter_threads,
-                intra_threads=intra_threads or max(1, threads // inter_threads),
+                inter_threads=self.parts,
+                intra_threads=1,
             )
         except (RuntimeError, ValueError) as error:
             raise ValueError(
@@ -129,19 +116,13 @@ class CTranslate2Engine:
             "Cut it, use the engine `torch`, or export a model with a larger "
             "`max_position_embeddings`.",
         )
-        uncounted = search.uncounted(prefixes[0])
-        prefixes = [search.opening(prefix) for prefix in prefixes]
-        limits = [
-            max(int(min(limit, self.last_position)), len(prefix) + 1)
-            for limit, prefix in zip(limits, prefixes, strict=True)
-        ]
+        least = len(search.opening(prefixes[0])) + 1
+        limits = [max(int(min(limit, self.last_position)), least) for limit in limits]
         results: dict[int, list[Hypothesis]] = {}
         if not search.do_sample:
             # CTranslate2 has one limit for a batch. A search that ended before its sentence's own
             # limit gives the same result as with that limit.
-            widest = self._search(
-                range(len(sources)), sources, prefixes, max(limits), search, uncounted
-            )
+            widest = self._search(range(len(sources)), sources, prefixes, max(limits), search)
             results = {
                 index: hypotheses
                 for index, hypotheses in widest.items()
@@ -150,7 +131,7 @@ class CTranslate2Engine:
             }
         remaining = sorted(set(range(len(sources))) - results.keys(), key=limits.__getitem__)
         for limit, indices in groupby(remaining, key=limits.__getitem__):
-            results |= self._search(list(indices), sources, prefixes, limit, search, uncounted)
+            results |= self._search(list(indices), sources, prefixes, limit, search)
         return [results[index][: search.num_hypotheses] for index in range(len(sources))]
 
     def _search(
@@ -160,58 +141,52 @@ class CTranslate2Engine:
         prefixes: list[list[int]],
         limit: int,
         search: Search,
-        uncounted: int,
     ) -> dict[int, list[Hypothesis]]:
-        """All that CTranslate2 finds for these sources, best first, under one limit.
-
-        Args:
-            indices: Indices of the sources to translate.
-            sources: All of them, as ids.
-            prefixes: Beginning of each output, the first token included.
-            limit: Longest output.
-            search: How to search.
-            uncounted: Tokens that the length of an output does not count.
-        """
+        """All that CTranslate2 finds for the sources of these indices, best first."""
         spelled = [[self.source_tokens[token] for token in sources[index]] for index in indices]
-        spelled_prefixes = [
-            [self.target_tokens[token] for token in prefixes[index]] for index in indices
-        ]
+        opening = [search.opening(prefixes[index]) for index in indices]
+        begun = [[self.target_tokens[token] for token in tokens] for tokens in opening]
+        length, uncounted = len(begun[0]), search.uncounted(prefixes[0])
         # Beam search ignores `</s>` directly after a prefix, and would continue.
-        is_beam_after_prefix = len(prefixes[0]) > 0 and search.num_beams > 1
+        is_beam_after_prefix = length > 0 and search.num_beams > 1
+        patience = self.patience if search.num_beams > 1 else 1
+        count = search.num_hypotheses
         results = self.translator.translate_batch(
             spelled,
-            spelled_prefixes,
-            max_batch_size=-(-len(indices) // self.inter_threads),
+            begun,
+            beam_size=search.num_beams,
+            patience=patience,
+            # All that a beam finds: the longest one shows when the search ended.
+            num_hypotheses=count if search.do_sample else search.num_beams * patience,
+            # 1: no sampling.
+            sampling_topk=search.top_k if search.do_sample else 1,
+            sampling_topp=search.top_p,
+            sampling_temperature=search.temperature,
+            max_batch_size=-(-len(indices) // self.parts),
             max_input_length=0,
             max_decoding_length=limit,
             min_decoding_length=max(
-                min(search.min_length, limit), (len(prefixes[0]) + 1) * is_beam_after_prefix
+                min(search.min_length, limit), (length + 1) * is_beam_after_prefix
             ),
             repetition_penalty=search.repetition_penalty,
             no_repeat_ngram_size=search.no_repeat_ngram_size,
             length_penalty=search.length_penalty,
             return_scores=True,
             return_end_token=True,
-            **self._options(search),
         )
-        found = {
-            index: self._hypotheses(result, uncounted, search.length_penalty)
-            for index, result in zip(indices, results, strict=True)
-        }
-        if is_beam_after_prefix and search.min_length <= len(prefixes[0]):
-            found = self._with_ends_after_prefix(
-                found, spelled, spelled_prefixes, search, uncounted
-            )
-        return found
+        found = [self._hypotheses(result, uncounted, search.length_penalty) for result in results]
+        if is_beam_after_prefix and search.min_length <= length:
+            found = self._with_ends_after_prefix(found, spelled, begun, search, uncounted)
+        return dict(zip(indices, found, strict=True))
 
     def _with_ends_after_prefix(
         self,
-        found: dict[int, list[Hypothesis]],
+        found: list[list[Hypothesis]],
         sources: list[list[str]],
         prefixes: list[list[str]],
         search: Search,
         uncounted: int,
-    ) -> dict[int, list[Hypothesis]]:
+    ) -> list[list[Hypothesis]]:
         """Adds the output that ends directly after the prefix, if the beam would have kept it.
 
         Args:
@@ -234,39 +209,23 @@ class CTranslate2Engine:
             max_input_length=0,
             max_decoding_length=len(prefixes[0]) + 1,
         )
-        results = {}
-        for index, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
+        results = []
+        for others, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
             end = read.log_probs[-1]
             continues = math.log1p(-min(math.exp(end), 1 - 1e-9))
-            hypotheses = []
-            for other in found[index]:
-                length = len(other.ended) - uncounted
-                score = other.score + continues / length**search.length_penalty
-                hypotheses.append(replace(other, score=score))
+
+            def score(log_prob: float, length: int) -> float:
+                return log_prob / (length - uncounted) ** search.length_penalty
+
+            hypotheses = [
+                replace(other, score=other.score + score(continues, len(other.ended)))
+                for other in others
+            ]
             if end >= rival.scores[-1] + continues:
                 tokens = [self.ids[word] for word in prefix]
-                length = len(prefix) + 1 - uncounted
-                score = end / length**search.length_penalty
-                hypotheses.append(Hypothesis(tokens, score, self.end_id))
-            results[index] = _ranked(hypotheses)
+                hypotheses.append(Hypothesis(tokens, score(end, len(prefix) + 1), self.end_id))
+            results.append(_ranked(hypotheses))
         return results
-
-    def _options(self, search: Search) -> dict[str, Any]:
-        if search.do_sample:
-            return {
-                "beam_size": 1,
-                "num_hypotheses": search.num_hypotheses,
-                "sampling_topk": search.top_k,
-                "sampling_topp": search.top_p,
-                "sampling_temperature": search.temperature,
-            }
-        patience = self.patience if search.num_beams > 1 else 1
-        return {
-            "beam_size": search.num_beams,
-            "patience": patience,
-            # All of them: the longest one shows when the search ended.
-            "num_hypotheses": search.num_beams * patience,
-        }
 
     def _hypotheses(self, result: Any, uncounted: int, length_penalty: float) -> list[Hypothesis]:
         hypotheses = []
@@ -302,10 +261,7 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
     try:
         tokens = parse_json(read_text(file))
     except (FileNotFoundError, ValueError) as error:
-        raise ValueError(
-            f"{_NO_EXPORT.format(str(folder))} {file.name} that can be read: {error}. Export the "
-            "model."
-        ) from error
+        raise _no_export(folder, f"{file.name} that can be read: {error}") from error
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ValueError(
             f"{str(file)!r} must hold a list of tokens, got {tokens!r:.60}. Export the model."
@@ -316,9 +272,14 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     config = read_object(path) if path.is_file() else {}
-    missing = [name for name in _CONFIG_FIELDS if name not in config]
-    if missing:
-        raise ValueError(
-            f"{_NO_EXPORT.format(str(folder))} `{missing[0]}` in its config.json. Export the model."
-        )
+    for name in _CONFIG_FIELDS:
+        if name not in config:
+            raise _no_export(folder, f"`{name}` in its config.json")
     return config
+
+
+def _no_export(folder: str | Path, missing: str) -> ValueError:
+    return ValueError(
+        f"{str(folder)!r} must be a folder that `vanilla-transformer export --format ctranslate2` "
+        f"made, got no {missing}. Export the model."
+    )

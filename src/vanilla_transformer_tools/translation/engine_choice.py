@@ -1,23 +1,52 @@
-"""Loading the engine of a translator, and the rule of `--engine auto`."""
+"""Loading what a translator needs, the rule of `--engine auto`, and the models that it converts.
 
+The folder `ctranslate2` of the cache has a folder for each converted model, named by all that it
+depends on. Only files that nobody else can have written are used. All may be deleted at any time.
+"""
+
+import json
+import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer_tools.files import mark_used
-from vanilla_transformer_tools.saved_folder import check_files, find_file, load_model, read_object
+from vanilla_transformer_tools.files import (
+    CACHE_VARIABLE,
+    cache_folder,
+    checksum,
+    delete_oldest,
+    mark_used,
+    naming_full_disk,
+    scratch_folder,
+    write_lines,
+)
+from vanilla_transformer_tools.saved_folder import (
+    FILES_FILE,
+    RUN_FILE,
+    TARGET_FILES,
+    check_files,
+    describe_files,
+    describe_model_files,
+    find_file,
+    load_model,
+    read_object,
+    read_run,
+)
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
 from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import tokens_by_id
-from vanilla_transformer_tools.translation.conversion_cache import Conversion, cache_folder
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.search import (
@@ -34,6 +63,67 @@ _SAMPLE_LINES, _SAMPLE_TOKENS = 32, 20
 _NARROW = 256
 # Fields of a translator with which CTranslate2 does not do the same as torch, or nothing.
 _ONLY_TORCH = ("details", "replace_unknown", "markup", "do_sample", "scores", "mbr_candidates")
+
+# Name in the record of a training: the share of its sources that have more than one sentence.
+INNER_ENDS = "lines_of_several_sentences"
+# Of a model of single sentences. Corpora of sentences have 0 to 1.5 %, of code 3 %.
+MOST_INNER_ENDS = 0.02
+
+# Models in the cache; those that were not used for longest are deleted.
+MOST_MODELS = 8
+# Finds damage, and is fast enough to be computed whenever a model is loaded.
+_DIGEST = "xxh3_128"
+# What a conversion depends on, besides weights and vocabularies.
+_SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", TARGET_FILES[1])
+# Folders that others cannot write to: what they put there would be translated with.
+_OWN_MODE = 0o700
+_CONVERTER = Path(__file__).with_name("ctranslate2_conversion.py")
+
+
+def common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
+    """The tokenizers that all models share.
+
+    Args:
+        names: Folders or Hub names.
+        loading: Further arguments of `AutoTokenizer`.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
+    for name, pair in zip(names[1:], others, strict=True):
+        if pair.contents != first.contents:
+            raise ValueError(
+                f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
+                f"than in {names[0]!r}. Train them with the same tokenizer."
+            )
+    return first
+
+
+def training_defaults(model_name_or_path: str) -> dict[str, Any]:
+    """Arguments of a `Translator` that follow from the record of a model's training.
+
+    Args:
+        model_name_or_path: Folder or Hub name.
+
+    Returns:
+        `max_source_length`, the training's `max_length`, None if there is no record; and
+        `split_sentences`, whether its lines were single sentences.
+
+    Raises:
+        ValueError: If the record is damaged.
+    """
+    run = read_run(model_name_or_path)
+    settings = run.get("settings", {})
+    length = settings.get("max_length") if isinstance(settings, dict) else settings
+    if length is not None and not isinstance(length, int):
+        raise ValueError(
+            f"{RUN_FILE} of {model_name_or_path!r} must hold `settings` with a whole number as "
+            f"`max_length`, got {length!r:.60}. Restore the file."
+        )
+    share = run.get(INNER_ENDS)
+    is_split = isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
+    return {"max_source_length": length, "split_sentences": is_split}
 
 
 class LoadedEngine(NamedTuple):
@@ -225,3 +315,105 @@ def random_sources(tokenizer: PreTrainedTokenizerBase, lines: int, longest: int)
     ordinary = sorted(tokens_by_id(tokenizer, "source").keys() - others)
     *_, end = tokenizer("")["input_ids"]
     return [[*draw.choices(ordinary, k=draw.randint(1, longest)), end] for _ in range(lines)]
+
+
+class Conversion:
+    """One model in the cache, which may not be there yet.
+
+    Attributes:
+        folder: Folder of the converted model.
+
+    Args:
+        cache: Folder of all models.
+        source: Folder of the model to convert.
+    """
+
+    def __init__(self, cache: Path, source: Path) -> None:
+        self._source, self._key = source, _key(source)
+        self.folder = cache / "ctranslate2" / self._key
+
+    def agrees(self) -> bool | None:
+        """Whether CTranslate2 translated a sample with it as torch did.
+
+        Returns:
+            None if there is no conversion, or not as this user wrote it.
+        """
+        try:
+            if not (_is_own(self.folder.parent) and _is_own(self.folder)):
+                return None
+            recorded = read_object(self.folder / FILES_FILE)
+            agrees = bool(recorded.pop("agrees"))
+            return agrees if recorded == self._record(self.folder) else None
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def make(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        agrees: Callable[[Path], bool],
+    ) -> None:
+        """Converts the model, replacing an earlier conversion.
+
+        Args:
+            model: The model, in float32.
+            tokenizer: Tokenizer of the source.
+            agrees: Compares the translations of a converted model with torch's.
+
+        Raises:
+            ValueError: If CTranslate2 cannot hold the model.
+            OSError: If the cache cannot be written or others can write there, or the model's files
+                have changed.
+        """
+        from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
+
+        parent = self.folder.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):
+            parent.chmod(_OWN_MODE)
+        if not _is_own(parent):
+            raise OSError(
+                f"Others can write to {str(parent)!r}. Set {CACHE_VARIABLE} to a folder of yours."
+            )
+        hint = f"Make room there, or set {CACHE_VARIABLE} to another folder."
+        with (
+            naming_full_disk(parent, "the conversion for CTranslate2", hint),
+            scratch_folder(parent, ".new-") as scratch,
+        ):
+            new = scratch / "new"
+            convert(model, tokenizer, new)
+            if _key(self._source) != self._key:
+                raise OSError(f"{str(self._source)!r} was changed while it was loaded.")
+            new.chmod(_OWN_MODE)
+            record = {**self._record(new), "agrees": agrees(new)}
+            write_lines(new / FILES_FILE, [json.dumps(record, indent=2)])
+            # Another process may have been faster.
+            if self.agrees() is None:
+                if self.folder.exists():
+                    self.folder.rename(scratch / "old")
+                new.rename(self.folder)
+        delete_oldest(parent.glob("[!.]*"), MOST_MODELS)
+
+    def _record(self, folder: Path) -> dict[str, Any]:
+        """Size and checksum of each file, and their sources."""
+        names = sorted(set(os.listdir(folder)) - {FILES_FILE})
+        return {**describe_files(folder, names, _DIGEST), "source": {"key": self._key}}
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether nobody but this user can have put something into a folder."""
+    if sys.platform == "win32":
+        # Folders of users are closed to others there, and modes say nothing.
+        return True
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _key(source: Path) -> str:
+    """Digest of the files that a conversion depends on, and of the converters' versions."""
+    files = describe_model_files(source, _DIGEST)
+    files |= describe_files(
+        source, (name for name in _SETTINGS if (source / name).exists()), _DIGEST
+    )
+    about = [files, version("ctranslate2"), checksum(_CONVERTER)]
+    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]

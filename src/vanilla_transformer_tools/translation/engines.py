@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -288,8 +287,13 @@ class TorchEngine:
         decoding = decodings[0] if len(decodings) == 1 else MeanDecoding(decodings)
         arguments = (decoding, prompt, beyond, self.end_ids, constraints)
         if search.num_beams == 1:
-            draw = partial(_draw, _sampling(search, sources), prompt) if search.do_sample else None
-            found = [[tokens] for tokens in greedy_search(*arguments, draw)]
+            processors = _sampling(search, sources)
+
+            def draw(scores: Tensor) -> Tensor:
+                return processors(prompt, scores).argmax(-1)
+
+            outputs = greedy_search(*arguments, draw if search.do_sample else None)
+            found = [[tokens] for tokens in outputs]
         else:
             settings = (search.num_beams, search.length_penalty, config.early_stopping or False)
             allowed = self.vocab_size - len(constraints.banned)
@@ -303,9 +307,7 @@ class TorchEngine:
                 for hypotheses in beam_search(*arguments, *settings)
             ]
         return [
-            [*tokens, *rest]
-            for tokens, outputs in zip(begun, found, strict=True)
-            for rest in outputs
+            [*tokens, *rest] for tokens, rests in zip(begun, found, strict=True) for rest in rests
         ]
 
     def _processors(self, search: Search) -> Iterator[LogitsProcessor]:
@@ -362,9 +364,31 @@ class TorchEngine:
         for first in range(0, len(targets), rows_at_a_time):
             part = targets[first : first + rows_at_a_time]
             rows = self._tensor([(first + index) // copies for index in range(len(part))])
-            states = [one[rows] for one in encoded]
-            passes = self._force_rows(states, attention_mask[rows], part, align, end_length)
-            yield from passes
+            mask, (labels, _) = attention_mask[rows], self._pad(part)
+            # Padded on the right: no real token sees what follows it.
+            shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=self.start_id)
+            with attention_weights(self.models) if align else nullcontext():
+                outputs = [
+                    model(
+                        encoder_outputs=(states[rows],),
+                        attention_mask=mask,
+                        decoder_input_ids=shifted,
+                        use_cache=False,
+                        output_attentions=align,
+                    )
+                    for model, states in zip(self.models, encoded, strict=True)
+                ]
+            log_probs = mean_log_probs([output.logits for output in outputs])
+            chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
+            alignment: list[list[int]] = [[]] * len(part)
+            if align:
+                weights = [
+                    _aligned(model, output.cross_attentions)
+                    for model, output in zip(self.models, outputs, strict=True)
+                ]
+                alignment = _alignment(weights, mask, end_length)
+            for target, scores, positions in zip(part, chosen, alignment, strict=True):
+                yield ForcedPass(scores[: len(target)], positions[: len(target)])
 
     def check_lengths(self, rows: list[list[int]]) -> None:
         """Rejects ids for which the model has no positions.
@@ -373,41 +397,6 @@ class TorchEngine:
             ValueError: If a row is longer.
         """
         refuse_longer(rows, self.last_position, repr(self.model.config.model_type), "Cut it.")
-
-    def _force_rows(
-        self,
-        states: list[Tensor],
-        attention_mask: Tensor,
-        targets: list[list[int]],
-        align: bool,
-        end_length: int,
-    ) -> Iterator[ForcedPass]:
-        labels, _ = self._pad(targets)
-        with attention_weights(self.models) if align else nullcontext():
-            outputs = [
-                model(
-                    encoder_outputs=(one,),
-                    attention_mask=attention_mask,
-                    # Padded on the right: no real token sees what follows it.
-                    decoder_input_ids=torch.nn.functional.pad(
-                        labels[:, :-1], (1, 0), value=self.start_id
-                    ),
-                    use_cache=False,
-                    output_attentions=align,
-                )
-                for model, one in zip(self.models, states, strict=True)
-            ]
-        log_probs = mean_log_probs([output.logits for output in outputs])
-        chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
-        alignment: list[list[int]] = [[]] * len(targets)
-        if align:
-            weights = [
-                _aligned(model, output.cross_attentions)
-                for model, output in zip(self.models, outputs, strict=True)
-            ]
-            alignment = _alignment(weights, attention_mask, end_length)
-        for target, row, positions in zip(targets, chosen, alignment, strict=True):
-            yield ForcedPass(row[: len(target)], positions[: len(target)])
 
     def _scored(
         self,
@@ -503,11 +492,6 @@ def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
         ]
         processors.append(GumbelNoise(seeds))
     return processors
-
-
-def _draw(processors: LogitsProcessorList, prompt: Tensor, scores: Tensor) -> Tensor:
-    """The likeliest tokens `[B]` of processed scores `[B, V]`."""
-    return processors(prompt, scores).argmax(-1)
 
 
 def _seed(seed: int, rank: int, source: list[int]) -> int:

@@ -10,17 +10,14 @@ dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape, unescape
 from html.parser import HTMLParser
-from itertools import islice
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.translation.marks import LineTranslator, translate_marked
 from vanilla_transformer_tools.translation.placing import MARK, MOST_MARKS, mark
-from vanilla_transformer_tools.translation.results import Translation, join_ranks
 
 # What is between two of their tags is a line.
 _BLOCKS = frozenset(
@@ -180,24 +177,24 @@ class _Parser(HTMLParser):
 
 
 # Parts of a fragment that stay as they are, and inline elements by mark for each line.
-Frame = list[str | list[Element]]
+_Frame = list[str | list[Element]]
 
 
-def split_html(fragment: str) -> tuple[list[str], Frame]:
-    """The lines of a fragment, with marks, and the parts between and in them.
+def split_html(fragment: str) -> tuple[list[str], Callable[[list[str]], str]]:
+    """The lines of a fragment, with marks, and what makes a fragment of their translations.
 
     Raises:
         ValueError: If it is nested too deeply, or a line has too many tags.
     """
     lines: list[str] = []
-    frame: Frame = []
+    frame: _Frame = []
     whole, rest = _Parser(fragment).read()
     _split(whole, lines, frame, is_raw=False)
     frame.append(rest)
-    return lines, frame
+    return lines, partial(_join, frame)
 
 
-def _split(element: Element, lines: list[str], frame: Frame, *, is_raw: bool) -> None:
+def _split(element: Element, lines: list[str], frame: _Frame, *, is_raw: bool) -> None:
     """Adds the lines of a block, and the parts between them."""
     run: list[Element] = []
     is_raw = is_raw or element.name == "pre"
@@ -261,7 +258,7 @@ def _marked(element: Element, marks: list[Element]) -> str:
     return mark(number, "".join(_marked(one, marks) for one in element.inner))
 
 
-def join_html(lines: list[str], frame: Frame) -> str:
+def _join(frame: _Frame, lines: list[str]) -> str:
     """The fragment with other lines, which have the marks of its own."""
     rest = iter(lines)
     return "".join(part if isinstance(part, str) else _unmarked(next(rest), part) for part in frame)
@@ -287,44 +284,3 @@ def _unmarked(line: str, marks: list[Element]) -> str:
 
 def _escaped(text: str) -> str:
     return escape(text, quote=False).replace("\xa0", "&nbsp;")
-
-
-def translate_html(
-    translator: LineTranslator,
-    windows: Iterable[tuple[list[tuple[str, str]], Exception | None]],
-    first_line: int,
-) -> Iterator[Translation]:
-    """Translates fragments, one result for each; see `Translator.translate`.
-
-    Args:
-        translator: Which can align.
-        windows: Fragments with the text that the first line of each begins with; and an error
-            that comes after them.
-        first_line: Number of the first fragment, for errors.
-    """
-    score = 0.0 if translator.search.scores else None
-    for window, fault in windows:
-        split = []
-        for number, (fragment, _) in enumerate(window, start=first_line):
-            try:
-                split.append(split_html(fragment))
-            except ValueError as error:
-                fault = ValueError(f"Line {number:,}: {error}")
-                break
-        rows = [
-            (line, prefix if place == 0 else "")
-            for (lines, _), (_, prefix) in zip(split, window, strict=False)
-            for place, line in enumerate(lines)
-        ]
-        found = translate_marked(translator, rows, first_line)
-        for lines, frame in split:
-            # An error comes after the fragments before it.
-            parts = [[one, *one.alternatives] for one in islice(found, len(lines))]
-            if not parts:
-                blank = Translation(join_html([], frame), score=score)
-                yield replace(blank, alternatives=(blank,) * (translator.search.num_hypotheses - 1))
-            else:
-                yield join_ranks(parts, partial(join_html, frame=frame))
-        first_line += len(window)
-        if fault:
-            raise fault

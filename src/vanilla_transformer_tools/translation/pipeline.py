@@ -7,12 +7,9 @@ from transformers import AutoModelForSeq2SeqLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.engine_choice import training_defaults
 from vanilla_transformer_tools.translation.results import Translation
-from vanilla_transformer_tools.translation.translator import (
-    Translator,
-    trained_on_sentences,
-    training_length,
-)
+from vanilla_transformer_tools.translation.translator import Translator
 
 
 class TranslationPipeline(Pipeline):
@@ -23,10 +20,10 @@ class TranslationPipeline(Pipeline):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
         name = self.model.name_or_path
-        self.max_source_length = training_length(name) if name else None
-        self.split_sentences = trained_on_sentences(name) if name else None
+        self.defaults = training_defaults(name) if name else {}
+        tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
+        self.defaults["target_tokenizer"] = tokenizers.target
 
     def __call__(
         self,
@@ -55,11 +52,9 @@ class TranslationPipeline(Pipeline):
         return [input_] if isinstance(input_, str) else input_
 
     def _forward(self, input_tensors: Iterable[str], **settings: Any) -> Iterator[Translation]:
-        settings["target_tokenizer"] = self.tokenizers.target
-        if settings.get("max_source_length") is None:
-            settings["max_source_length"] = self.max_source_length
-        settings.setdefault("split_sentences", self.split_sentences)
-        return Translator(self.model, self.tokenizer, **settings).translate(input_tensors)
+        given = {name: value for name, value in settings.items() if value is not None}
+        translator = Translator(self.model, self.tokenizer, **self.defaults | given)
+        return translator.translate(input_tensors)
 
     def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:
         """The texts in the form of Transformers' former translation pipeline."""

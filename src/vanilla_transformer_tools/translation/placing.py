@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from vanilla_transformer_tools.text.blanks import UNBLANKED, blank_ends, without_blank_ends
+from vanilla_transformer_tools.translation.results import Piece
 
 # Planes 15 and 16 of Unicode. Even ones open, odd ones close.
 _TAGS, _KEPT, _LAST = 0xF0000, 0x100000, 0x10FFFF
@@ -105,15 +106,18 @@ class MarkedPiece:
     Attributes:
         text: With symbols for the items that have one.
         spans: In this text.
+        parts: What is translated separately; none of a blank text.
     """
 
     text: str
     spans: list[Span] = field(default_factory=list)
+    parts: list[Piece] = field(default_factory=list)
 
 
-def is_around(span: Span, text: str) -> bool:
-    """Whether a span has all words of a text."""
-    return span.start < span.end and not without_blank_ends(text[: span.start] + text[span.end :])
+def is_around(span: Span, text: str, start: int = 0, end: int | None = None) -> bool:
+    """Whether a span has all words of `text[start:end]`."""
+    others = text[start : span.start] + text[span.end : end]
+    return span.start < span.end and not without_blank_ends(others)
 
 
 def restored(
@@ -129,8 +133,6 @@ def restored(
     Returns:
         The translation, and the number of items that it lacked, which are appended.
     """
-    if not piece.spans:
-        return translation, 0
     placing = _Placing(piece, translation, links)
     placing.place_items()
     placing.place_spans()
@@ -164,6 +166,8 @@ class _Placing:
         self.end = max(self.begin, len(translation) - len(after))
         self.items = [span for span in piece.spans if span.kept is not None]
         self.spans = [span for span in piece.spans if span.kept is None]
+        self.words = [self._linked(*found.span()) for found in _UNIT.finditer(translation)]
+        self.units: list[_Unit] = []
         self.missing = 0
 
     def place_items(self) -> None:
@@ -191,42 +195,33 @@ class _Placing:
             else:
                 taken.append(window)
             item.window = window
-        self.units = self._find_units(taken)
-
-    def _words_of(self, item: Span) -> tuple[int, int] | None:
-        """The longest run of words that are linked to an item."""
-        linked = [
-            (start, end)
-            for first, last, start, end in self.links
-            if item.start <= (first + last) / 2 < item.end
-        ]
-        runs: list[list[int]] = []
-        for unit in _UNIT.finditer(self.target):
-            if any(start < unit.end() and unit.start() < end for start, end in linked):
-                if runs and not self.target[runs[-1][1] : unit.start()].strip():
-                    runs[-1][1] = unit.end()
-                else:
-                    runs.append([unit.start(), unit.end()])
-        if not runs:
-            return None
-        start, end = max(runs, key=lambda run: run[1] - run[0])
-        return start, end
-
-    def _find_units(self, taken: Sequence[tuple[int, int]]) -> list[_Unit]:
-        units = [
+        items = [
             _Unit(*item.window, (((item.start + item.end) / 2, 1),))
             for item in self.items
             if item.window[0] < item.window[1]
         ]
-        for found in _UNIT.finditer(self.target):
-            if all(found.end() <= start or end <= found.start() for start, end in taken):
-                sources = tuple(
-                    ((first + last) / 2, min(end, found.end()) - max(start, found.start()))
-                    for first, last, start, end in self.links
-                    if start < found.end() and found.start() < end
-                )
-                units.append(_Unit(*found.span(), sources))
-        return sorted(units, key=lambda unit: unit.start)
+        words = [word for word in self.words if is_free((word.start, word.end))]
+        self.units = sorted([*items, *words], key=lambda unit: unit.start)
+
+    def _words_of(self, item: Span) -> tuple[int, int] | None:
+        """The longest run of words that are linked to an item."""
+        runs: list[tuple[int, int]] = []
+        for word in self.words:
+            if any(item.start <= place < item.end for place, _ in word.sources):
+                if runs and not self.target[runs[-1][1] : word.start].strip():
+                    runs[-1] = runs[-1][0], word.end
+                else:
+                    runs.append((word.start, word.end))
+        return max(runs, key=lambda run: run[1] - run[0], default=None)
+
+    def _linked(self, start: int, end: int) -> _Unit:
+        """A word of the translation with the middles of the source tokens it is linked to."""
+        sources = tuple(
+            ((first + last) / 2, min(until, end) - max(begin, start))
+            for first, last, begin, until in self.links
+            if begin < end and start < until
+        )
+        return _Unit(start, end, sources)
 
     def place_spans(self) -> None:
         """Places each span around its words, inner ones within outer ones."""
@@ -249,21 +244,21 @@ class _Placing:
         """Gives each of the spans in another one its units, and sets their windows."""
         free = set(units)
         chosen: dict[int, range] = {}
-        text = self.source[outer.start : outer.end]
 
         def take(span: Span, window: range) -> None:
             chosen[id(span)] = window
             free.difference_update(window)
 
         for span in spans:
-            inside = replace(span, start=span.start - outer.start, end=span.end - outer.start)
-            window = units if is_around(inside, text) else self._best_window(span, units, free)
+            has_all = is_around(span, self.source, outer.start, outer.end)
+            window = units if has_all else self._best_window(span, units, free)
             if window:
                 take(span, window)
         for span in spans:
             if id(span) not in chosen:
                 place = (span.start + span.end) / 2 - outer.start
-                wanted = units.start + place / max(1, len(text)) * len(units) - 0.5
+                length = max(1, outer.end - outer.start)
+                wanted = units.start + place / length * len(units) - 0.5
                 nearest = min(free, key=lambda unit: abs(unit - wanted), default=None)
                 take(span, range(0) if nearest is None else range(nearest, nearest + 1))
         last = outer.window[0]

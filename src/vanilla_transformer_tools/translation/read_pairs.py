@@ -2,54 +2,41 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Protocol
 
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import BatchEncoding
 
 from vanilla_transformer_tools.text.languages import end_length
-from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
 PAIRS_PER_BATCH = 64
 
 
-class Reader(Protocol):
-    """What `Translator` has for reading pairs."""
-
-    engine: Engine
-    source_prefix: list[int]
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer of the source."""
-
-    @property
-    def target_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer of the target."""
-
-
-def encode_source(reader: Reader, text: str) -> BatchEncoding:
+def encode_source(tokenizers: TokenizerPair, text: str) -> BatchEncoding:
     """Ids of a source, without a language tag, and their places in the text if it is known."""
-    tokenizer = reader.tokenizer
+    tokenizer = tokenizers.source
     text = without_surrogates(text)
     return tokenizer(text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
 
 
-def encode_target(reader: Reader, text: str) -> BatchEncoding:
+def encode_target(tokenizers: TokenizerPair, text: str) -> BatchEncoding:
     """Ids of a target, and their places in the text if it is known."""
-    tokenizer = reader.target_tokenizer
+    tokenizer = tokenizers.target
     text = without_surrogates(text)
     return tokenizer(text_target=text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
 
 
 def read_pairs(
-    reader: Reader, engine: TorchEngine, encoded: Iterable[tuple[BatchEncoding, BatchEncoding]]
+    tokenizers: TokenizerPair,
+    engine: TorchEngine,
+    encoded: Iterable[tuple[BatchEncoding, BatchEncoding]],
 ) -> Iterator[tuple[BatchEncoding, BatchEncoding, list[int]]]:
     """Pairs with the place that each target token attends to most, see `TorchEngine.force`.
 
     Args:
-        reader: Translator of the pairs.
-        engine: Its engine.
+        tokenizers: Tokenizers of the pairs.
+        engine: Engine that reads them.
         encoded: Pairs of `encode_source` and `encode_target`.
 
     Returns:
@@ -58,10 +45,10 @@ def read_pairs(
     rest = iter(encoded)
     while batch := list(islice(rest, PAIRS_PER_BATCH)):
         passes = engine.force(
-            [reader.source_prefix + source["input_ids"] for source, _ in batch],
+            [[*tokenizers.source_prefix, *source["input_ids"]] for source, _ in batch],
             [target["input_ids"] for _, target in batch],
             align=True,
-            end_length=end_length(reader.tokenizer),
+            end_length=end_length(tokenizers.source),
         )
         for (source, target), forced in zip(batch, passes, strict=True):
             yield source, target, forced.alignment

@@ -1,7 +1,7 @@
-"""The translation of a line, in one piece or joined from several."""
+"""A line in pieces, and its translation, which is joined from theirs."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from vanilla_transformer_tools.translation.segments import join_pieces
@@ -38,14 +38,51 @@ class Translation:
     token_scores: tuple[float, ...] = ()
     alignment: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def ranked(self) -> tuple["Translation", ...]:
+        """The translation and its alternatives, best first."""
+        return (self, *self.alternatives)
+
+
+@dataclass(eq=False)
+class Piece:
+    """A line, or a part of one, as an engine gets it.
+
+    Attributes:
+        text: With the white space around it; the pieces of a line are the whole line.
+        source: Ids with `</s>`, and with a tag if the model needs one.
+        prefix: Ids with which its translation begins.
+        translation: With the white space of the text; None until it is found.
+    """
+
+    text: str
+    source: list[int]
+    prefix: list[int] = field(default_factory=list)
+    translation: Translation | None = None
+
 
 def join_parts(
     parts: Sequence[Translation], join: Callable[[list[str]], str] = join_pieces
 ) -> Translation:
-    """Joins the translations of the pieces of a line."""
-    text = join([part.text for part in parts])
-    if len(parts) == 1:
-        return replace(parts[0], text=text)
+    """The translation of a line from those of its parts, with as many alternatives.
+
+    Args:
+        parts: Translations of the parts of the line, in order.
+        join: Joins their texts.
+    """
+    if len(parts) == 1 and join is join_pieces:
+        return parts[0]
+    ranks = zip(*(part.ranked for part in parts), strict=True)
+    return with_alternatives(_joined(ranked, join) for ranked in ranks)
+
+
+def with_alternatives(ranked: Iterable[Translation]) -> Translation:
+    """The first of several translations with the others as its alternatives."""
+    best, *others = ranked
+    return replace(best, alternatives=tuple(others))
+
+
+def _joined(parts: Sequence[Translation], join: Callable[[list[str]], str]) -> Translation:
     alignment: list[tuple[int, int]] = []
     sources = targets = 0
     for part in parts:
@@ -54,7 +91,7 @@ def join_parts(
         targets += len(part.tokens)
     scores = [part.score for part in parts if part.score is not None]
     return Translation(
-        text,
+        join([part.text for part in parts]),
         reached_limit=any(part.reached_limit for part in parts),
         replaced_separators=sum(part.replaced_separators for part in parts),
         unknown=sum(part.unknown for part in parts),
@@ -64,16 +101,3 @@ def join_parts(
         token_scores=tuple(chain.from_iterable(part.token_scores for part in parts)),
         alignment=tuple(alignment),
     )
-
-
-def join_ranks(
-    parts: Sequence[Sequence[Translation]], join: Callable[[list[str]], str] = join_pieces
-) -> Translation:
-    """The translation of a line with its alternatives.
-
-    Args:
-        parts: Translations of each piece, best first, as many for each.
-        join: Joins the texts of the pieces of a line.
-    """
-    best, *others = (join_parts(ranked, join) for ranked in zip(*parts, strict=True))
-    return replace(best, alternatives=tuple(others))

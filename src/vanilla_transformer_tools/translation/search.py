@@ -1,6 +1,7 @@
 """The settings of a search, the same for every engine."""
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -16,18 +17,23 @@ from transformers.generation import (
 from vanilla_transformer.fast_search_vanilla_transformer import Constraints
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
 
-LARGEST_PENALTY = 20
-# Logits divided by less may be infinite in float32.
-LEAST_TEMPERATURE = 1e-6
 # Far more than any sentence has, and far less than overflows.
-MOST_EXTRA_TOKENS = 1_000_000
-
-_LEAST = {
-    "num_beams": 1,
-    "num_hypotheses": 1,
-    "top_k": 0,
-    "no_repeat_ngram_size": 0,
-    "min_length": 0,
+_MOST_EXTRA_TOKENS = 1_000_000
+_ABOVE_0, _FINITE = math.ulp(0.0), sys.float_info.max
+# Least and most of each number, and both in words.
+_RANGES = {
+    "num_beams": (1, math.inf, "at least 1"),
+    "num_hypotheses": (1, math.inf, "at least 1"),
+    "top_k": (0, math.inf, "at least 0"),
+    "no_repeat_ngram_size": (0, math.inf, "at least 0"),
+    "min_length": (0, math.inf, "at least 0"),
+    # Larger powers of long outputs' lengths overflow.
+    "length_penalty": (-20, 20, "between -20 and 20, usually 0.6 to 1"),
+    # Logits divided by less may be infinite in float32.
+    "temperature": (1e-6, _FINITE, "finite and at least 1e-06"),
+    "repetition_penalty": (_ABOVE_0, _FINITE, "finite, usually 1 to 1.5, and above 0"),
+    "top_p": (_ABOVE_0, 1, "above 0 and at most 1"),
+    "max_extra_tokens": (0, _MOST_EXTRA_TOKENS, f"between 0 and {_MOST_EXTRA_TOKENS:,}"),
 }
 
 # Fields of a generation config that an export or a `Search` takes over, or that have no effect on a
@@ -108,34 +114,12 @@ class Search:
     first_token: int | None = None
 
     def __post_init__(self) -> None:
+        # Written so that NaN fails.
         faults = [
-            f"`{name}` must be at least {least}, got {getattr(self, name)}."
-            for name, least in _LEAST.items()
-            if getattr(self, name) < least
+            f"`{name}` must be {words}, got {getattr(self, name)}."
+            for name, (least, most, words) in _RANGES.items()
+            if not least <= getattr(self, name) <= most
         ]
-        # Written so that NaN fails. Larger powers of long outputs' lengths overflow.
-        if not abs(self.length_penalty) <= LARGEST_PENALTY:
-            faults.append(
-                f"`length_penalty` must be between -{LARGEST_PENALTY} and {LARGEST_PENALTY}, got "
-                f"{self.length_penalty}. 0.6 to 1 are usual."
-            )
-        if not LEAST_TEMPERATURE <= self.temperature < math.inf:
-            faults.append(
-                f"`temperature` must be finite and at least {LEAST_TEMPERATURE}, got "
-                f"{self.temperature}."
-            )
-        if not 0 < self.repetition_penalty < math.inf:
-            faults.append(
-                "`repetition_penalty` must be finite and above 0, got "
-                f"{self.repetition_penalty}. 1 to 1.5 are usual."
-            )
-        if not 0 < self.top_p <= 1:
-            faults.append(f"`top_p` must be above 0 and at most 1, got {self.top_p}.")
-        if not 0 <= self.max_extra_tokens <= MOST_EXTRA_TOKENS:
-            faults.append(
-                f"`max_extra_tokens` must be between 0 and {MOST_EXTRA_TOKENS:,}, got "
-                f"{self.max_extra_tokens}."
-            )
         faults += self._contradictions()
         if faults:
             raise ValueError("\n".join(faults))

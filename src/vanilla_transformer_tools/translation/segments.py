@@ -1,20 +1,15 @@
-"""Lines to token ids; lines are cut into pieces by sentence, or where they are too long."""
+"""Lines to token ids, with prefixes; they are cut by sentence, or where they are too long."""
 
-import logging
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat, zip_longest
 
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.text.blanks import BLANKS, without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation.sentences import sentence_ends, split_line
-
-logger = logging.getLogger(__name__)
 
 # Python's replacements for bytes that are not UTF-8; they never occur in text.
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -28,73 +23,8 @@ _NO_BLANK_AFTER = re.compile(
 _CHARACTERS = 8
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A line, or a part of one.
-
-    Attributes:
-        line: Index of the line among those given.
-        text: With the white space around it; the pieces of a line are the whole line.
-        source: Ids with `</s>`.
-        prefix: Ids with which its translation begins.
-    """
-
-    line: int
-    text: str
-    source: list[int]
-    prefix: list[int]
-
-
-def cut_into_pieces(
-    lines: Sequence[tuple[str, str]],
-    tokenizers: TokenizerPair,
-    max_tokens: int,
-    numbers: Sequence[int],
-    source_prefix: Sequence[int] = (),
-    *,
-    split_sentences: bool = False,
-) -> list[Piece]:
-    """Ids of all lines except blank ones; a warning names each line that is too long.
-
-    Args:
-        lines: Each with the text with which its translation begins.
-        tokenizers: Tokenizers of source and target.
-        max_tokens: Length of the longest piece, `</s>` counted.
-        numbers: Of the lines, for warnings.
-        source_prefix: Ids before each piece; they count towards its length.
-        split_sentences: Whether each sentence is a piece of its own.
-
-    Raises:
-        ValueError: If a prefix has unknown words.
-    """
-    max_tokens -= len(source_prefix)
-    texts = [without_surrogates(line) for line, _ in lines]
-    cut = cut_lines(texts, tokenizers.source, max_tokens, split_sentences=split_sentences)
-    pieces = []
-    for place, sources in enumerate(cut):
-        longest = max_tokens + len(source_prefix)
-        warn_of_cut(numbers[place], texts[place], len(sources), longest, split_sentences)
-        # Only the first piece of a line begins with the prefix.
-        prefix = _encode_prefix(lines[place][1], tokenizers.target, numbers[place])
-        prefixes = chain([prefix], repeat([]))
-        pieces += [
-            Piece(place, text, [*source_prefix, *source], prefix)
-            for (text, source), prefix in zip(sources, prefixes, strict=False)
-        ]
-    return pieces
-
-
-def warn_of_cut(
-    number: int, line: str, pieces: int, max_tokens: int, split_sentences: bool
-) -> None:
-    """Warns of the line of this number if it has more pieces than sentences."""
-    if pieces > 1 and pieces > len(_sentences(line, split_sentences)):
-        logger.warning(
-            "Line %d is longer than %d tokens and is translated in %d pieces.",
-            number,
-            max_tokens,
-            pieces,
-        )
+# A part of a line with the white space around it, and the ids of the text between.
+Part = tuple[str, list[int]]
 
 
 def cut_lines(
@@ -103,37 +33,32 @@ def cut_lines(
     max_tokens: int,
     *,
     split_sentences: bool = False,
-) -> list[list[tuple[str, list[int]]]]:
-    """The pieces of each line with their ids: the line itself, if nothing asks for a cut.
-
-    A piece has the white space around it, but its ids belong to the text between.
+) -> list[list[Part]]:
+    """The parts of each line, which together are the line: one, if nothing asks for a cut.
 
     Args:
-        lines: Blank ones have no pieces.
+        lines: Blank ones have no parts.
         tokenizer: Tokenizer of the lines.
-        max_tokens: Length of the longest piece, `</s>` counted.
-        split_sentences: Whether each sentence is a piece of its own.
+        max_tokens: Length of the longest part, `</s>` counted.
+        split_sentences: Whether each sentence is a part of its own.
     """
-    parts = [_sentences(line, split_sentences) for line in lines]
+    split = [sentences_of(line, split_sentences) for line in lines]
     # Very long ones are not tokenised as a whole.
-    short = [part for part in chain.from_iterable(parts) if len(part) <= _CHARACTERS * max_tokens]
+    short = [part for part in chain.from_iterable(split) if len(part) <= _CHARACTERS * max_tokens]
     whole = dict(zip(short, _encode(short, tokenizer), strict=True))
-    cut = []
-    for sentences in parts:
-        pieces: list[tuple[str, list[int]]] = []
-        for sentence in sentences:
-            ids = whole.get(sentence)
-            if ids is not None and len(ids) <= max_tokens:
-                pieces.append((sentence, ids))
-            else:
-                texts = cut_line(sentence, tokenizer, max_tokens)
-                pieces += zip(texts, _encode(texts, tokenizer), strict=True)
-        cut.append(pieces)
-    return cut
+
+    def cut(sentence: str) -> list[Part]:
+        ids = whole.get(sentence)
+        if ids is not None and len(ids) <= max_tokens:
+            return [(sentence, ids)]
+        texts = cut_line(sentence, tokenizer, max_tokens)
+        return list(zip(texts, _encode(texts, tokenizer), strict=True))
+
+    return [[part for sentence in sentences for part in cut(sentence)] for sentences in split]
 
 
-def _sentences(line: str, split_sentences: bool) -> list[str]:
-    """The sentences of a line, or the line; none if it is blank."""
+def sentences_of(line: str, split_sentences: bool) -> list[str]:
+    """The sentences of a line, or else the line; none if it is blank."""
     if not without_blank_ends(line):
         return []
     return split_line(line) if split_sentences else [line]
@@ -165,7 +90,17 @@ def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[i
     return ids
 
 
-def _encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) -> list[int]:
+def encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) -> list[int]:
+    """Ids that a translation begins with.
+
+    Args:
+        prefix: Text; a blank at its end is dropped.
+        tokenizer: Tokenizer of the target.
+        number: Number of the line, for the error.
+
+    Raises:
+        ValueError: If the vocabulary lacks a word of it.
+    """
     # A blank between words belongs to the token of the next word.
     prefix = without_surrogates(prefix).rstrip()
     if not prefix:
@@ -270,3 +205,26 @@ def _boundaries(line: str, start: int, end: int) -> list[int]:
     ends = list(sentence_ends(line, start, end))
     blanks = (place for place in range(end, start, -1) if line[place].isspace())
     return [*reversed(ends), *islice(blanks, 1)]
+
+
+def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each line with its prefix.
+
+    Args:
+        lines: Text.
+        prefixes: One for all lines, or one for each.
+
+    Raises:
+        ValueError: After the last pair, if there are more lines than prefixes, or fewer.
+    """
+    if isinstance(prefixes, str):
+        yield from zip(lines, repeat(prefixes))
+        return
+    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
+        if line is None or prefix is None:
+            raise ValueError(
+                "There must be as many prefixes as lines, got "
+                f"{f'more than {number - 1:,}' if line is None else f'only {number - 1:,}'}. "
+                "Give one for each, or one for all."
+            )
+        yield line, prefix

@@ -2,15 +2,14 @@
 
 import logging
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import repeat, zip_longest
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice, repeat
 from typing import Any, Literal, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.saved_folder import RUN_FILE, gpu_computes_bfloat16, read_run
+from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.settings import EngineName
 from vanilla_transformer_tools.text.blanks import blank_ends
 from vanilla_transformer_tools.text.languages import end_length
@@ -21,16 +20,36 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
     speller,
 )
 from vanilla_transformer_tools.translation.bayes_risk import rank_by_utility
-from vanilla_transformer_tools.translation.engine_choice import load_engine
+from vanilla_transformer_tools.translation.engine_choice import (
+    common_tokenizers,
+    load_engine,
+    training_defaults,
+)
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
-from vanilla_transformer_tools.translation.marks import can_align, translate_marked
-from vanilla_transformer_tools.translation.markup import translate_html
+from vanilla_transformer_tools.translation.marks import (
+    marked_pieces,
+    place_marks,
+    read_marks,
+)
+from vanilla_transformer_tools.translation.markup import split_html
+from vanilla_transformer_tools.translation.placing import MarkedPiece
 from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
-from vanilla_transformer_tools.translation.results import Translation, join_ranks
+from vanilla_transformer_tools.translation.results import (
+    Piece,
+    Translation,
+    join_parts,
+    with_alternatives,
+)
 from vanilla_transformer_tools.translation.search import Search
-from vanilla_transformer_tools.translation.segments import Piece, cut_into_pieces
+from vanilla_transformer_tools.translation.segments import (
+    cut_lines,
+    encode_prefix,
+    join_pieces,
+    sentences_of,
+    with_prefixes,
+)
 from vanilla_transformer_tools.translation.unknown import (
-    text_with_unknown,
+    texts_with_unknown,
     unknown_id,
     with_source_words,
 )
@@ -48,13 +67,27 @@ TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 64_000
 # Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
 LEAST_TOKENS = 16
 
-# Name in the record of a training: the share of its sources that have more than one sentence.
-INNER_ENDS = "lines_of_several_sentences"
-# Of a model of single sentences. Corpora of sentences have 0 to 1.5 %, of code 3 %.
-MOST_INNER_ENDS = 0.02
-
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What becomes one translation: a line, or a fragment of HTML with any number of lines.
+
+    Attributes:
+        number: Number in messages.
+        characters: Number of characters.
+        texts: Lines of text, with marks.
+        prefix: Ids that the translation of the first text begins with.
+        join: Joins the translations of the texts.
+    """
+
+    number: int
+    characters: int
+    texts: list[str]
+    prefix: list[int]
+    join: Callable[[list[str]], str] = join_pieces
 
 
 class Translator:
@@ -128,7 +161,6 @@ class Translator:
             source_language, target_language, generation_config
         )
         self.source_language, self.target_language = source_language, target_language
-        self.source_prefix = list(self.tokenizers.source_prefix)
         if search and settings:
             raise ValueError(
                 f"`search` takes the place of its fields, got {', '.join(sorted(settings))} too. "
@@ -186,28 +218,27 @@ class Translator:
                     f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
                     "`from_pretrained` load both."
                 )
-        shortest = 2 + len(self.source_prefix)
+        prefix = len(self.tokenizers.source_prefix)
+        shortest = 2 + prefix
         if self.max_source_length < shortest:
             faults.append(
                 f"`max_source_length` must be at least {shortest}, one token of text and `</s>`"
-                f"{' after a tag' * len(self.source_prefix)}, got {self.max_source_length}."
+                f"{' after a tag' * prefix}, got {self.max_source_length}."
             )
-        for name in ("details", "replace_unknown"):
-            if getattr(self, name) and not isinstance(self.engine, TorchEngine):
-                faults.append(
-                    f"`{name}` needs the engine 'torch', which can read an output again, got "
-                    f"{type(self.engine).__name__}."
-                )
-        if self.markup and not can_align(self):
-            faults.append(
-                "`markup` needs the engine 'torch' and fast tokenizers, by which tags follow their "
-                f"words, got {type(self.engine).__name__} and {type(self.tokenizer).__name__}."
-            )
-        if self.replace_unknown and not (self.tokenizer.is_fast and self.target_tokenizer.is_fast):
-            faults.append(
-                "`replace_unknown` needs fast tokenizers, which know where a token is in its text, "
-                f"got {type(self.tokenizer).__name__}."
-            )
+        if not isinstance(self.engine, TorchEngine):
+            faults += [
+                f"`{name}` needs the engine 'torch', which can read an output again, got "
+                f"{type(self.engine).__name__}."
+                for name in ("details", "replace_unknown", "markup")
+                if getattr(self, name)
+            ]
+        if not (self.tokenizer.is_fast and self.target_tokenizer.is_fast):
+            faults += [
+                f"`{name}` needs fast tokenizers, which know where a token is in its text, got "
+                f"{type(self.tokenizer).__name__}."
+                for name in ("replace_unknown", "markup")
+                if getattr(self, name)
+            ]
         if faults:
             raise ValueError("\n".join(faults))
 
@@ -240,19 +271,15 @@ class Translator:
         if isinstance(model_name_or_path, str):
             model_name_or_path = [model_name_or_path]
         names = list(model_name_or_path)
-        if settings.get("max_source_length") is None:
-            settings["max_source_length"] = training_length(names[0])
-        if settings.get("split_sentences") is None:
-            settings["split_sentences"] = trained_on_sentences(names[0])
+        given = {name: value for name, value in settings.items() if value is not None}
+        settings = training_defaults(names[0]) | given
         loading = {"trust_remote_code": trust_remote_code}
-        tokenizers = _common_tokenizers(names, **loading)
-        if settings.get("target_tokenizer") is None:
-            settings["target_tokenizer"] = tokenizers.target
+        tokenizers = common_tokenizers(names, **loading)
         loaded = load_engine(
             engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
         )
-        if settings.get("generation_config") is None:
-            settings["generation_config"] = loaded.generation_config
+        settings.setdefault("target_tokenizer", tokenizers.target)
+        settings.setdefault("generation_config", loaded.generation_config)
         translator = cls(loaded.engine, tokenizers.source, **settings)
         if loaded.choice:
             logger.info(loaded.choice)
@@ -290,6 +317,7 @@ class Translator:
         prefixes: str | Iterable[str] = "",
         *,
         first_line: int = 1,
+        has_next: Callable[[], bool] = lambda: True,
     ) -> Iterator[Translation]:
         """Translates lines, in order, one result for each; blank lines are returned unchanged.
 
@@ -305,86 +333,136 @@ class Translator:
             prefixes: Text that translations begin with: one for all lines, or one for each. A
                 blank at its end is dropped. If the line is cut, its first piece has the prefix.
             first_line: Number of the first line, for warnings.
+            has_next: Whether another line is there now; if not, those before it are translated
+                before it is waited for.
 
         Raises:
             ValueError: If there are more lines than prefixes, or fewer, a prefix is too long or has
                 words that the target vocabulary lacks, or `lines` is a single string.
         """
-        if self.markup:
-            fragments = with_prefixes(iter(lines), prefixes)
-            yield from translate_html(self, _windows(fragments), first_line)
-            return
         if isinstance(lines, str):
             raise ValueError(
                 f"`lines` must hold several strings, got the single one {lines!r:.60}."
             )
-        for window, fault in _windows(with_prefixes(iter(lines), prefixes)):
-            yield from translate_marked(self, window, first_line)
-            first_line += len(window)
-            if fault:
-                raise fault
+        read = self._read(with_prefixes(iter(lines), prefixes), first_line)
+        for window in _windows(read, has_next):
+            texts = self._translate_window(window)
+            for line in window:
+                yield join_parts(list(islice(texts, len(line.texts))), line.join)
 
-    def _translate_window(
-        self, window: list[tuple[str, str]], numbers: Sequence[int]
-    ) -> Iterator[Translation]:
-        pieces = cut_into_pieces(
-            window,
-            self.tokenizers,
-            self.max_source_length,
-            numbers,
-            self.source_prefix,
-            split_sentences=self.split_sentences,
-        )
+    def cut(self, lines: Sequence[str]) -> list[list[MarkedPiece]]:
+        """The pieces of each line that are translated separately, with the white space around them.
+
+        Args:
+            lines: Text, which may have marks.
+        """
+        prefix = self.tokenizers.source_prefix
+        longest = self.max_source_length - len(prefix)
+        read = [read_marks(line, self.protect, self.symbols) for line in lines]
+        texts = [text for text, _ in read]
+        cut = cut_lines(texts, self.tokenizer, longest, split_sentences=self.split_sentences)
+        parts = [[Piece(text, [*prefix, *ids]) for text, ids in row] for row in cut]
+        return [marked_pieces(*one, row) for one, row in zip(read, parts, strict=True)]
+
+    def _read(self, pairs: Iterator[tuple[str, str]], first_line: int) -> Iterator[_Line]:
         room = self.engine.last_position - len(self.search.opening([])) - 1
-        for piece in pieces:
-            if len(piece.prefix) > room:
+        for number, (text, begun) in enumerate(pairs, start=first_line):
+            prefix = encode_prefix(begun, self.target_tokenizer, number)
+            if len(prefix) > room:
                 raise ValueError(
-                    f"The prefix of line {numbers[piece.line]:,} must leave room for what "
-                    f"follows it: the model writes at most {self.engine.last_position:.0f} tokens, "
-                    f"got a prefix of {len(piece.prefix)}. Shorten it."
+                    f"The prefix of line {number:,} must leave room for what follows it: the model "
+                    f"writes at most {self.engine.last_position:.0f} tokens, got a prefix of "
+                    f"{len(prefix)}. Shorten it."
                 )
-        found: dict[int, dict[int, list[Translation]]] = defaultdict(dict)
+            if not self.markup:
+                yield _Line(number, len(text), [text], prefix)
+                continue
+            try:
+                texts, join = split_html(text)
+            except ValueError as error:
+                raise ValueError(f"Line {number:,}: {error}") from error
+            # A fragment without text has the translation of a blank line.
+            yield _Line(number, len(text), texts or [""], prefix, join)
+
+    def _translate_window(self, window: list[_Line]) -> Iterator[Translation]:
+        """The translation of each text of lines, in order; an error comes after those before it."""
+        texts = [
+            (line.number, text, [] if place else line.prefix)
+            for line in window
+            for place, text in enumerate(line.texts)
+        ]
+        rows = self.cut([text for _, text, _ in texts])
+        pieces: list[Piece] = []
+        for (number, _, prefix), row in zip(texts, rows, strict=True):
+            parts = [part for piece in row for part in piece.parts]
+            self._warn_of_cut(number, parts)
+            for part in parts[:1]:
+                part.prefix = prefix
+            pieces += parts
         fault: Exception | None = None
         try:
             for batch in self._batches(pieces):
-                translations = self._translate_batch([pieces[index] for index in batch])
-                for index, hypotheses in zip(batch, translations, strict=True):
-                    piece = pieces[index]
-                    found[piece.line][index] = [_within(piece.text, one) for one in hypotheses]
+                for part, translation in zip(batch, self._translate_batch(batch), strict=True):
+                    part.translation = translation
         except Exception as error:
             fault = error
-        counts = Counter(piece.line for piece in pieces)
-        for number, (line, _) in enumerate(window):
-            if fault and len(found[number]) < counts[number]:
+        finished, translations = [], []
+        for piece in chain.from_iterable(rows):
+            found = [part.translation for part in piece.parts if part.translation]
+            if len(found) < len(piece.parts):
+                break
+            finished.append(piece)
+            translations.append(join_parts(found or [self._blank(piece.text)]))
+        placed = place_marks(finished, translations, self.tokenizers, self.engine)
+        for (number, _, _), row in zip(texts, rows, strict=True):
+            ready = list(islice(placed, len(row)))
+            if len(ready) < len(row) and fault:
                 raise fault
-            if number in counts:
-                parts = [hypotheses for _, hypotheses in sorted(found.pop(number).items())]
-            else:
-                blank = _within(line, Translation("", score=0.0 if self.search.scores else None))
-                parts = [[blank] * self.search.num_hypotheses]
-            yield join_ranks(parts)
+            if missing := sum(lacking for _, lacking in ready):
+                logger.warning(
+                    "Line %d: %d protected items were missing in the translation and are appended.",
+                    number,
+                    missing,
+                )
+            yield join_parts([translation for translation, _ in ready])
 
-    def _batches(self, pieces: list[Piece]) -> Iterator[list[int]]:
-        """Indices of pieces of similar length, longest first, within the token budget."""
+    def _warn_of_cut(self, number: int, parts: list[Piece]) -> None:
+        """Warns of the line of this number if it has more parts than sentences."""
+        line = "".join(part.text for part in parts)
+        if len(parts) > 1 and len(parts) > len(sentences_of(line, self.split_sentences)):
+            logger.warning(
+                "Line %d is longer than %d tokens and is translated in %d pieces.",
+                number,
+                self.max_source_length,
+                len(parts),
+            )
 
-        def lengths(index: int) -> tuple[int, int]:
-            return len(pieces[index].prefix), len(pieces[index].source)
+    def _blank(self, line: str) -> Translation:
+        """The translation of a blank line: the line."""
+        blank = _within(line, Translation("", score=0.0 if self.search.scores else None))
+        return with_alternatives([blank] * self.search.num_hypotheses)
 
-        batch: list[int] = []
-        for index in sorted(range(len(pieces)), key=lengths, reverse=True):
+    def _batches(self, pieces: list[Piece]) -> Iterator[list[Piece]]:
+        """Pieces of similar length, longest first, within the token budget."""
+
+        def lengths(piece: Piece) -> tuple[int, int]:
+            return len(piece.prefix), len(piece.source)
+
+        batch: list[Piece] = []
+        for piece in sorted(pieces, key=lengths, reverse=True):
             if batch:
                 prefix_length, width = lengths(batch[0])
                 width = max(width, LEAST_TOKENS)
                 is_full = (len(batch) + 1) * width > self.max_tokens_per_batch
-                if is_full or len(pieces[index].prefix) != prefix_length:
+                if is_full or len(piece.prefix) != prefix_length:
                     yield batch
                     batch = []
-            batch.append(index)
+            batch.append(piece)
         if batch:
             yield batch
 
-    def _translate_batch(self, batch: list[Piece]) -> list[list[Translation]]:
-        """Translations of each piece, best first."""
+    def _translate_batch(self, batch: list[Piece]) -> list[Translation]:
+        """The translation of each piece, in the white space of its source."""
         limits = [
             max(
                 len(piece.source) + self.search.max_extra_tokens,
@@ -395,11 +473,8 @@ class Translator:
         sources = [piece.source for piece in batch]
         prefixes = [piece.prefix for piece in batch]
         found = self.engine.translate_batch(sources, prefixes, limits, self.search.of_candidates())
-        # Not all tokenizers count the codes of languages among their special tokens.
-        first = len(self.search.opening([]))
-        outputs = [hypothesis for hypotheses in found for hypothesis in hypotheses]
         owners = [piece for piece, group in zip(batch, found, strict=True) for _ in group]
-        decoded = self._decoded(outputs, owners, first)
+        decoded = self._decoded(list(chain.from_iterable(found)), owners)
         chosen = []
         for hypotheses in found:
             candidates = [(hypothesis, next(decoded)) for hypothesis in hypotheses]
@@ -408,40 +483,27 @@ class Translator:
                     candidates, self.search.uncounted(prefixes[0]), self.search
                 )
             chosen.append(candidates[: self.search.num_hypotheses])
-        translations = [
-            [self._translation(hypothesis, text) for hypothesis, text in candidates]
-            for candidates in chosen
+        details = self._details(batch, chosen) if self.details else repeat({})
+        return [
+            with_alternatives(
+                _within(piece.text, self._translation(*candidate, **one))
+                for candidate, one in zip(candidates, details, strict=False)
+            )
+            for piece, candidates in zip(batch, chosen, strict=True)
         ]
-        if self.details:
-            outputs = [hypothesis for candidates in chosen for hypothesis, _ in candidates]
-            return self._with_details(sources, outputs, translations)
-        return translations
 
-    def _decoded(
-        self, hypotheses: list[Hypothesis], pieces: list[Piece], first: int
-    ) -> Iterator[str]:
-        """Texts of outputs, of which the `first` tokens are none, with their unknown words."""
-        tokenizer = self.tokenizers.target
+    def _decoded(self, hypotheses: list[Hypothesis], pieces: list[Piece]) -> Iterator[str]:
+        """Texts of the outputs for pieces, with their unknown words."""
+        # Not all tokenizers count the codes of languages among their special tokens.
+        first = len(self.search.opening([]))
         ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
-        texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        unknown = unknown_id(tokenizer)
-        places = [place for place, tokens in enumerate(ids) if unknown in tokens]
-        if places:
-            shown = [text_with_unknown(tokenizer, ids[place]) for place in places]
-            if self.replace_unknown:
-                shown = with_source_words(
-                    shown,
-                    [hypotheses[place] for place in places],
-                    [pieces[place] for place in places],
-                    self.tokenizers,
-                    cast(TorchEngine, self.engine),
-                    end_length(self.tokenizers.source),
-                )
-            for place, text in zip(places, shown, strict=True):
-                texts[place] = text
+        texts = texts_with_unknown(self.target_tokenizer, ids)
+        if self.replace_unknown:
+            engine = cast(TorchEngine, self.engine)
+            texts = with_source_words(texts, hypotheses, pieces, self.tokenizers, engine)
         return iter(texts)
 
-    def _translation(self, hypothesis: Hypothesis, text: str) -> Translation:
+    def _translation(self, hypothesis: Hypothesis, text: str, **details: Any) -> Translation:
         text, replaced = _LINE_SEPARATORS.subn(" ", text)
         unknown = unknown_id(self.tokenizers.target)
         return Translation(
@@ -450,123 +512,55 @@ class Translator:
             replaced_separators=replaced,
             unknown=sum(token == unknown for token in hypothesis.tokens),
             score=hypothesis.score if self.search.scores else None,
+            **details,
         )
 
-    def _with_details(
-        self,
-        sources: list[list[int]],
-        hypotheses: list[Hypothesis],
-        translations: list[list[Translation]],
-    ) -> list[list[Translation]]:
-        """Adds tokens, their scores and alignments, from a teacher-forced pass over the outputs."""
-        engine = cast(TorchEngine, self.engine)
-        targets = [hypothesis.ended for hypothesis in hypotheses]
-        ends = end_length(self.tokenizers.source)
-        read = engine.force(sources, targets, align=True, end_length=ends)
-        passes = zip(targets, read, strict=True)
+    def _details(
+        self, batch: list[Piece], chosen: list[list[tuple[Hypothesis, str]]]
+    ) -> Iterator[dict[str, Any]]:
+        """Tokens, their scores and alignments, from a teacher-forced pass over the outputs."""
+        rows = [
+            (piece.source, hypothesis)
+            for piece, candidates in zip(batch, chosen, strict=True)
+            for hypothesis, _ in candidates
+        ]
+        passes = cast(TorchEngine, self.engine).force(
+            [piece.source for piece in batch],
+            [hypothesis.ended for _, hypothesis in rows],
+            align=True,
+            end_length=end_length(self.tokenizers.source),
+        )
         spell_source = speller(self.tokenizers.source, "source")
         spell_target = speller(self.tokenizers.target, "target")
-        return [
-            [
-                replace(
-                    translation,
-                    source_tokens=tuple(spell_source(source)),
-                    tokens=tuple(spell_target(target)),
-                    token_scores=tuple(forced.log_probs),
-                    alignment=tuple(
-                        (forced.alignment[place], place)
-                        for place in range(len(target) - (not translation.reached_limit))
-                    ),
-                )
-                for translation, (target, forced) in zip(group, passes, strict=False)
-            ]
-            for source, group in zip(sources, translations, strict=True)
-        ]
+        for (source, hypothesis), forced in zip(rows, passes, strict=True):
+            yield {
+                "source_tokens": tuple(spell_source(source)),
+                "tokens": tuple(spell_target(hypothesis.ended)),
+                "token_scores": tuple(forced.log_probs),
+                "alignment": tuple(
+                    (forced.alignment[place], place) for place in range(len(hypothesis.tokens))
+                ),
+            }
 
 
-def _common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
-    """The tokenizers that all models share.
-
-    Raises:
-        ValueError: If they differ.
-    """
-    first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
-    for name, pair in zip(names[1:], others, strict=True):
-        if pair.contents != first.contents:
-            raise ValueError(
-                f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
-                f"than in {names[0]!r}. Train them with the same tokenizer."
-            )
-    return first
-
-
-def training_length(model_name_or_path: str) -> int | None:
-    """`max_length` of the training, in tokens, if the folder has a record of the run.
-
-    Raises:
-        ValueError: If the record is damaged.
-    """
-    settings = read_run(model_name_or_path).get("settings", {})
-    length = settings.get("max_length") if isinstance(settings, dict) else settings
-    if length is not None and not isinstance(length, int):
-        raise ValueError(
-            f"{RUN_FILE} of {model_name_or_path!r} must hold `settings` with a whole number as "
-            f"`max_length`, got {length!r:.60}. Restore the file."
-        )
-    return length
-
-
-def trained_on_sentences(model_name_or_path: str) -> bool:
-    """Whether the folder has the record of a training whose lines were single sentences."""
-    share = read_run(model_name_or_path).get(INNER_ENDS)
-    return isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
-
-
-def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each line with its prefix.
-
-    Args:
-        lines: Text.
-        prefixes: One for all lines, or one for each.
-
-    Raises:
-        ValueError: After the last pair, if there are more lines than prefixes, or fewer.
-    """
-    if isinstance(prefixes, str):
-        yield from zip(lines, repeat(prefixes))
-        return
-    for number, (line, prefix) in enumerate(zip_longest(lines, prefixes), start=1):
-        if line is None or prefix is None:
-            raise ValueError(
-                "There must be as many prefixes as lines, got "
-                f"{f'more than {number - 1:,}' if line is None else f'only {number - 1:,}'}. "
-                "Give one for each, or one for all."
-            )
-        yield line, prefix
-
-
-def _windows(
-    pairs: Iterator[tuple[str, str]],
-) -> Iterator[tuple[list[tuple[str, str]], Exception | None]]:
-    """Windows of lines with their prefixes, each with the error of the next line, if there is one.
-
-    Thus no line before an error is lost.
-    """
-    while True:
-        window: list[tuple[str, str]] = []
-        characters = 0
-        fault: Exception | None = None
-        try:
-            while len(window) < WINDOW_LINES and characters < WINDOW_CHARACTERS:
-                window.append(next(pairs))
-                characters += len(window[-1][0])
-        except StopIteration:
-            pass
-        except Exception as error:
-            fault = error
-        yield window, fault
-        if fault or not window:
-            return
+def _windows(lines: Iterator[_Line], has_next: Callable[[], bool]) -> Iterator[list[_Line]]:
+    """Lines that are translated together; an error is raised after those before it."""
+    window: list[_Line] = []
+    characters = 0
+    try:
+        for line in lines:
+            window.append(line)
+            characters += line.characters
+            is_full = len(window) == WINDOW_LINES or characters >= WINDOW_CHARACTERS
+            if is_full or not has_next():
+                yield window
+                window, characters = [], 0
+    except Exception:
+        if window:
+            yield window
+        raise
+    if window:
+        yield window
 
 
 def _within(source: str, translation: Translation) -> Translation:

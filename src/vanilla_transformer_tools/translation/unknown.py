@@ -1,14 +1,15 @@
 """Unknown tokens of an output: shown as `<unk>`, or replaced by the source words they stand for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.added_tokens_vanilla_transformer import is_of_words
 from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
-from vanilla_transformer_tools.translation.segments import Piece
+from vanilla_transformer_tools.translation.results import Piece
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -17,16 +18,16 @@ def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
 
 
-def text_with_unknown(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
-    dropped = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    dropped |= {
-        token_id
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special and token_id != tokenizer.unk_token_id
-    }
-    text: str = tokenizer.decode([token_id for token_id in ids if token_id not in dropped])
-    return text
+def texts_with_unknown(
+    tokenizer: PreTrainedTokenizerBase, outputs: Iterable[Sequence[int]]
+) -> list[str]:
+    """The texts of ids as `skip_special_tokens=True` gives them, but with `<unk>`."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {token_id for token_id, token in added if token.special}
+    dropped |= set(tokenizer.all_special_ids)
+    dropped -= {unknown_id(tokenizer)}
+    kept = ([token_id for token_id in ids if token_id not in dropped] for ids in outputs)
+    return [tokenizer.decode(ids) for ids in kept]
 
 
 def with_source_words(
@@ -35,41 +36,40 @@ def with_source_words(
     pieces: Sequence[Piece],
     tokenizers: TokenizerPair,
     engine: TorchEngine,
-    end_length: int,
 ) -> list[str]:
     """Texts in which each `<unk>` is the text of the source token with most attention.
 
     Of a target whose tokens are words, it is the whole word between blanks.
 
     Args:
-        texts: Texts of the hypotheses, as `text_with_unknown` gives them.
-        hypotheses: Outputs with unknown tokens.
+        texts: Texts of the hypotheses, as `texts_with_unknown` gives them.
+        hypotheses: Outputs.
         pieces: Source of each.
         tokenizers: Fast ones.
-        engine: Engine that reads them again.
-        end_length: Number of tokens at the end of each source that are no text.
+        engine: Engine that reads those with unknown tokens again.
     """
-    unknown = tokenizers.target.unk_token_id
+    unknown, replaced = unknown_id(tokenizers.target), list(texts)
+    numbers = [number for number, one in enumerate(hypotheses) if unknown in one.tokens]
+    if not numbers:
+        return replaced
     by_words = is_of_words(tokenizers.target.backend_tokenizer)
     passes = engine.force(
-        [piece.source for piece in pieces],
-        [hypothesis.ended for hypothesis in hypotheses],
+        [pieces[number].source for number in numbers],
+        [hypotheses[number].ended for number in numbers],
         align=True,
-        end_length=end_length,
+        end_length=end_length(tokenizers.source),
     )
-    replaced = []
-    for text, hypothesis, piece, forced in zip(texts, hypotheses, pieces, passes, strict=True):
-        source = without_blank_ends(piece.text)
+    for number, forced in zip(numbers, passes, strict=True):
+        source = without_blank_ends(pieces[number].text)
         encoded = tokenizers.source(source, return_offsets_mapping=True, verbose=False)
         places = [
-            forced.alignment[place] - len(tokenizers.source_prefix)
-            for place, token in enumerate(hypothesis.tokens)
+            position - len(tokenizers.source_prefix)
+            for position, token in zip(forced.alignment, hypotheses[number].tokens, strict=False)
             if token == unknown
         ]
-        shown = text.split(tokenizers.target.unk_token)
+        first, *others = texts[number].split(tokenizers.target.unk_token)
         # Text that spells `<unk>` itself stays as it is.
-        if len(shown) != len(places) + 1:
-            replaced.append(text)
+        if len(others) != len(places):
             continue
         words = [
             _word(source, *encoded["offset_mapping"][place], by_words=by_words)
@@ -79,9 +79,9 @@ def with_source_words(
         ]
         parts = [
             f"{word or tokenizers.target.unk_token}{rest}"
-            for word, rest in zip(words, shown[1:], strict=True)
+            for word, rest in zip(words, others, strict=True)
         ]
-        replaced.append("".join([shown[0], *parts]))
+        replaced[number] = "".join([first, *parts])
     return replaced
 
 
