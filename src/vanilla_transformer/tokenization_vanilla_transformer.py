@@ -383,8 +383,7 @@ def _with_text(lines: Iterable[str]) -> Iterator[str]:
     """The lines; raises a ValueError after them if all are empty."""
     number, has_text = 0, False
     for line in lines:
-        number += 1
-        has_text = has_text or bool(line)
+        number, has_text = number + 1, has_text or bool(line)
         yield line
     if not has_text:
         raise ValueError(f"There is no text to learn from: got {number} lines, all empty.")
