@@ -46,13 +46,15 @@ test-slow: $(READY)
 test-storm: $(READY)
 	STORM_ROUNDS=100 $(RUN)python -m pytest -m slow -n 2 tests/storm
 
-# With the oldest Transformers that is allowed: the quick tests of what calls it, its own common tests
-# on our classes, then folders that the two releases exchange.
+# With the oldest Transformers that is allowed: the quick tests of what calls it (SHARE=2/3: of every
+# third file, beginning with the second), its own common tests on our classes, then folders that the
+# two releases exchange.
 test-oldest: $(READY)
-	$(MAKE) test TESTS="$(CALL_TRANSFORMERS)" VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \
+		TESTS="$(CALL_TRANSFORMERS) $(if $(SHARE),--share_of_files $(SHARE))"
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/plugin/test_hf_suite.py
 	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
-		$(RUN)python -m pytest -m slow tests/plugin/test_releases.py
+		$(RUN)python -m pytest -m slow -n 2 tests/plugin/test_releases.py
 
 # Breaks the repository in one place at a time: each defect must fail a test that passes otherwise.
 # SHARE=2/6 takes every sixth, beginning with the second, and assumes that all tests have passed.

@@ -1,0 +1,41 @@
+"""`--share` and `--share_of_files`: which tests a run of a part takes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ..conftest import pytest_collection_modifyitems
+
+
+def run(long_lists: str, files: str) -> list[str]:
+    """Tests that are left of two files, each with a long list of four cases and another test."""
+    items = [
+        SimpleNamespace(path=path, originalname=name, name=f"{path} {name} {case}", marked=marked)
+        for path in ("one", "two")
+        for name, marked, cases in (("long", True, 4), ("short", None, 1))
+        for case in range(cases)
+    ]
+    for item in items:
+        item.get_closest_marker = {"long_list": item.marked}.get
+    options = {"--share": long_lists, "--share_of_files": files}
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    pytest_collection_modifyitems(SimpleNamespace(getoption=options.get, hook=hook), items)
+    return [item.name for item in items]
+
+
+@pytest.mark.parametrize(
+    ("long_lists", "files", "left"),
+    [
+        ("1/1", "2/2", ["two long 0", "two long 1", "two long 2", "two long 3", "two short 0"]),
+        ("2/3", "1/2", ["one long 1", "one short 0"]),
+        ("1/3", "1/2", ["one long 0", "one long 3", "one short 0"]),
+    ],
+)
+def test_a_share_has_cases_of_long_lists_and_files(long_lists, files, left):
+    assert run(long_lists, files) == left
+
+
+def test_shares_together_are_everything():
+    shares = [run(f"{n}/2", f"{m}/2") for n in (1, 2) for m in (1, 2)]
+
+    assert set().union(*shares) == set(run("1/1", "1/1"))
