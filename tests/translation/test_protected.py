@@ -89,6 +89,16 @@ def test_item_without_a_place_is_appended_with_a_warning(answering, caplog):
     ]
 
 
+def test_item_over_the_end_of_a_sentence_keeps_the_parts_of_its_piece_in_order(answering):
+    translator = answering(
+        {"ab {xy.": "A {xy.", " Zz} cd": " Zz} C"}, protect="placeholders", split_sentences=True
+    )
+
+    (found,) = translator.translate(["ab {xy. Zz} cd"])
+
+    assert found.text == "A {xy. Zz} C"
+
+
 def test_model_with_symbols_gets_them(answering):
     tokenizer = VanillaTransformerTokenizer.train(
         ["abcdefghijklmnop xyz{}<>"], vocab_size=40, kind="char", symbols=["<ph1>", "<ph2>"]

@@ -36,14 +36,16 @@ def read_marks(
         kinds: Kinds of items that stay, see `find_items`, besides those that are marked.
         symbols: See `symbols_for`.
     """
-    text, spans = unmark(without_surrogates(line))
-    for start, end in find_items(text, kinds):
-        kept = [span for span in spans if span.kept is not None]
-        is_free = all(span.end <= start or end <= span.start for span in kept)
-        edges = {edge for span in spans for edge in (span.start, span.end)}
-        if is_free and not any(start < edge < end for edge in edges):
-            spans.append(Span(start, end, kept=text[start:end]))
-    return _with_symbols(text, spans, symbols)
+    text, marked = unmark(without_surrogates(line))
+    kept = [span for span in marked if span.kept is not None]
+    edges = {edge for span in marked for edge in (span.start, span.end)}
+    items = [
+        Span(start, end, kept=text[start:end])
+        for start, end in find_items(text, kinds)
+        if all(span.end <= start or end <= span.start for span in kept)
+        and not any(start < edge < end for edge in edges)
+    ]
+    return _with_symbols(text, [*marked, *items], symbols)
 
 
 def _with_symbols(text: str, spans: list[Span], symbols: Sequence[str]) -> tuple[str, list[Span]]:
