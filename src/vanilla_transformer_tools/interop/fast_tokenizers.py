@@ -374,10 +374,10 @@ def _of_one_length(texts: set[str]) -> str:
     if len(next(iter(texts))) == 1:
         return _one_of(texts)
     rests: dict[str, set[str]] = defaultdict(set)
-    for text in sorted(texts):
+    for text in texts:
         rests[text[0]].add(text[1:])
     begins: dict[frozenset[str], set[str]] = defaultdict(set)
-    for first, found in rests.items():
+    for first, found in sorted(rests.items()):
         begins[frozenset(found)].add(first)
     choices = (_one_of(firsts) + _of_one_length(set(found)) for found, firsts in begins.items())
     return f"(?:{'|'.join(choices)})"
