@@ -4,7 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
-from vanilla_transformer_tools.commands.command import Parser, build_parser, check_folder, refuse
+from vanilla_transformer_tools.commands.command import build_parser, check_folder, refuse
 from vanilla_transformer_tools.settings import RUNTIMES, ExportSettings
 
 _EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
@@ -41,16 +41,12 @@ def export(argv: list[str]) -> None:
             parser.error(
                 f"--{name} needs one of --format {', '.join(RUNTIMES)}, got {settings.format}"
             )
-    _check(parser, model, output, settings)
-    _export(model, output, settings)
-
-
-def _check(parser: Parser, model: str, output: Path, settings: ExportSettings) -> None:
     check_folder(parser, "MODEL", model)
     for name, path in (("MODEL", model), ("--sample", settings.sample)):
         if path and Path(path).exists() and Path(path).resolve().is_relative_to(output.resolve()):
             # --force deletes OUT before it exports.
             parser.error(f"{name} {path!r} must not be at OUT or inside it, got {str(output)!r}")
+    _export(model, output, settings)
 
 
 def _export(model: str, output: Path, settings: ExportSettings) -> None:

@@ -6,7 +6,7 @@ of the same notation, without a config of the source to take values from.
 
 import copy
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -76,6 +76,7 @@ class Declaration:
 
     Attributes:
         weights: Which tensors become which.
+        own_rules: Targets of a mapping's own rules, each of which must be of use.
         defaults: Fields of the source's config that may be absent.
         config: Fields of our config and the names of the source's fields they are taken from.
         values: By the source's field: its values that are called otherwise here.
@@ -87,6 +88,7 @@ class Declaration:
     """
 
     weights: WeightMap
+    own_rules: Sequence[str]
     defaults: dict[str, Any] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[Any, Any]] = field(default_factory=dict)
@@ -127,14 +129,14 @@ class Declaration:
         if faults:
             raise ValueError(f"{file} must be a mapping of weights, got:\n" + "\n".join(faults))
         try:
-            return cls._from(_complete(content))
+            return cls._from(_complete(content), [*content.get("tensors", {})])
         except ValueError as error:
             raise ValueError(f"{file} must have rules that can be read, got:\n{error}") from error
 
     @classmethod
-    def _from(cls, content: dict[str, Any]) -> "Declaration":
+    def _from(cls, content: dict[str, Any], own_rules: Sequence[str] = ()) -> "Declaration":
         rules = [content.pop(name, {}) for name in ("tensors", "ignored", "older")]
-        return cls(WeightMap(*rules), **content)
+        return cls(WeightMap(*rules), own_rules, **content)
 
     def fields(self, source: Fields) -> dict[str, Any]:
         """Fields of our config, from the source's fields; one that is absent there is None."""
@@ -244,6 +246,12 @@ class Source:
             model.generation_config = copy.deepcopy(self.generation_config)
         targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
         plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
+        own = {rule: WeightMap({rule: rule}) for rule in self.declaration.own_rules}
+        faults += [
+            f"{rule}: none of our tensors has such a name"
+            for rule, weights in own.items()
+            if not any(weights.pieces_of(name, ()) for name in (*targets, *tied))
+        ]
         return model, replace(plan, faults=faults + plan.faults)
 
     def one_tokenizer(self) -> PreTrainedTokenizerBase:

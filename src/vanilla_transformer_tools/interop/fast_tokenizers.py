@@ -69,17 +69,13 @@ class SentencePiece:
         check_regular(file)
         try:
             content = list(_fields(file.read_bytes()))
-            pieces = [dict(_fields(value)) for number, value in content if number == 1]
+            pieces = [
+                (one[1].decode(), struct.unpack("<f", one.get(2, bytes(4)))[0], one.get(3, _NORMAL))
+                for one in (dict(_fields(value)) for number, value in content if number == 1)
+            ]
             trainer, normaliser = (dict(_fields(dict(content)[number])) for number in (2, 3))
             found = cls(
-                [
-                    (
-                        one[1].decode(),
-                        struct.unpack("<f", one.get(2, bytes(4)))[0],
-                        one.get(3, _NORMAL),
-                    )
-                    for one in pieces
-                ],
+                pieces,
                 trainer.get(3, _UNIGRAM),
                 normaliser.get(2, b""),
                 bool(normaliser.get(3, True)),
@@ -374,10 +370,10 @@ def _of_one_length(texts: set[str]) -> str:
     if len(next(iter(texts))) == 1:
         return _one_of(texts)
     rests: dict[str, set[str]] = defaultdict(set)
-    for text in sorted(texts):
+    for text in texts:
         rests[text[0]].add(text[1:])
     begins: dict[frozenset[str], set[str]] = defaultdict(set)
-    for first, found in rests.items():
+    for first, found in sorted(rests.items()):
         begins[frozenset(found)].add(first)
     choices = (_one_of(firsts) + _of_one_length(set(found)) for found, firsts in begins.items())
     return f"(?:{'|'.join(choices)})"

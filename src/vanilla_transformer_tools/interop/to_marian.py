@@ -39,7 +39,6 @@ from vanilla_transformer_tools.translation.engines import Hypothesis
 WEIGHTS_FILE = "model.npz"
 # Longest output, in lengths of its source; Marian has no other limit.
 LENGTH_FACTOR = 3
-_NAMES = {"silu": "swish"}
 _DECLARATION = "marian_npz"
 # Larger ones are not negligible beside the variance.
 _MOST_EPSILON = 1e-5
@@ -119,7 +118,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Marian's options, as far as they can express a config."""
     config = model.config
-    is_one = config.share_encoder_decoder_embeddings
+    is_one, activation = config.share_encoder_decoder_embeddings, config.activation_function
     return {
         "type": "transformer",
         "dim-emb": config.d_model,
@@ -129,9 +128,7 @@ def _settings(
         "transformer-heads": config.encoder_attention_heads,
         "transformer-dim-ffn": config.encoder_ffn_dim,
         "transformer-decoder-dim-ffn": config.decoder_ffn_dim,
-        "transformer-ffn-activation": _NAMES.get(
-            config.activation_function, config.activation_function
-        ),
+        "transformer-ffn-activation": "swish" if activation == "silu" else activation,
         "transformer-preprocess": "",
         "transformer-postprocess": "dan",
         "transformer-postprocess-emb": "nd" if config.embedding_layer_norm else "d",

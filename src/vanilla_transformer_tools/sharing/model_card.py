@@ -26,8 +26,6 @@ from vanilla_transformer_tools.settings import METRIC_TITLES
 
 # The template at the top of the repository, linked into the package.
 TEMPLATE = Path(__file__).with_name("model_card.md")
-
-
 # Sections between marks hold sizes, use, scores and training; the rest of a card is the user's.
 _SECTION = re.compile(
     r"<!-- vanilla_transformer:begin (\w+) -->\r?\n.*?<!-- vanilla_transformer:end \1 -->",
