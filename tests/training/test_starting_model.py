@@ -115,7 +115,11 @@ def test_second_signal_leaves_weights_to_save_unless_they_are_divided(monkeypatc
         raise error
 
     trainer = SimpleNamespace(
-        train=train, is_sharded=is_sharded, add_callback=print, check_weights=list
+        train=train,
+        is_sharded=is_sharded,
+        add_callback=print,
+        check_weights=list,
+        moving_average=None,
     )
     monkeypatch.setattr(training, "progress_shown", lambda *_: nullcontext())
     plan = SimpleNamespace(settings=SETTINGS, checkpoint=None)

@@ -1,6 +1,6 @@
 """Statistics of text and machine for the rules of `--minutes`: a pass over the pairs, a speed."""
 
-import time
+import timeit
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -266,16 +266,15 @@ def _seconds_of_batch(
 ) -> float:
     """Median time of a forward and backward pass, after one that warms up."""
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    seconds = []
-    for _ in range(6):
-        started = time.monotonic()
+
+    def step() -> None:
         with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
             loss = model(**batch).loss
         loss.backward()
         # Reading the value waits for the device.
         loss.item()
-        seconds.append(time.monotonic() - started)
-    return float(np.median(seconds[1:]))
+
+    return float(np.median(timeit.repeat(step, number=1, repeat=6)[1:]))
 
 
 def _line_through(tokens: Sequence[int], seconds: Sequence[float]) -> Speed:

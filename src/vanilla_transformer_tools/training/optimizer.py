@@ -6,7 +6,7 @@ which takes 16 times as long as float32 on a CPU that emulates it.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,18 +51,13 @@ class MuonAndAdam(Optimizer):
         super().__init__([*adam.param_groups, group], {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Updates all parameters that have a gradient; returns the value of the closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Updates all parameters that have a gradient."""
         # Loading a checkpoint replaces groups and state.
         *groups, matrices = self.param_groups
         self.adam.param_groups, self.adam.state = groups, self.state
         self.adam.step()
         self._step_matrices(matrices)
-        return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         """Muon's update of each single matrix; those of one shape are computed together."""

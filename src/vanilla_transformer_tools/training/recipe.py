@@ -2,7 +2,7 @@
 
 import difflib
 import json
-import time
+import timeit
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -165,14 +165,8 @@ def dtype_of_products(arguments: TrainingArguments) -> torch.dtype:
 @cache
 def _bf16_is_faster_on_cpu() -> bool:
     def seconds(dtype: torch.dtype) -> float:
-        x = torch.ones(1024, 512, dtype=dtype)
-        matrix = torch.ones(512, 512, dtype=dtype)
-        times = []
-        for _ in range(10):
-            started = time.perf_counter()
-            x @ matrix
-            times.append(time.perf_counter() - started)
-        return min(times)
+        x, matrix = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        return min(timeit.repeat(lambda: x @ matrix, number=1, repeat=10))
 
     return seconds(torch.bfloat16) < 0.8 * seconds(torch.float32)
 

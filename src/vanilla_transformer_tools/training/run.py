@@ -203,6 +203,7 @@ def _build_trainer(
         sets[name] = tokenized, score_set if scores_text else None
     first_set, first_scorer = sets.pop(VALIDATION, (None, None))
     last_position = getattr(model.config, "last_position", math.inf)
+    decay = settings.moving_average
     trainer = TokenBatchTrainer(
         data,
         tokenizers,
@@ -215,6 +216,7 @@ def _build_trainer(
         # The start token too.
         longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, last_position)),
         patience=settings.early_stopping_patience,
+        moving_average=None if decay is None else MovingAverage(decay),
     )
     if settings.optimizer:
         trainer.optimizer = muon_and_adam(trainer)
@@ -265,12 +267,9 @@ def _run(
     Raises:
         DivergedError: If there is no finite checkpoint.
     """
-    settings = plan.settings
-    moving_average = None
-    if settings.moving_average is not None:
-        moving_average = MovingAverage(settings.moving_average)
-    for callback in filter(None, (log, stop, moving_average)):
-        trainer.add_callback(callback)
+    settings, moving_average = plan.settings, trainer.moving_average
+    trainer.add_callback(log)
+    trainer.add_callback(stop)
     checkpoint = str(plan.checkpoint) if plan.checkpoint else None
     try:
         with progress_shown(trainer, stop):

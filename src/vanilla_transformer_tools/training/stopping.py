@@ -246,10 +246,9 @@ class StopOnRequest(TrainerCallback):
             pace = (self.now - self.first_time) / (state.global_step - self.first_update)
             # Trainer would stop at this update, so it is never the next one.
             state.max_steps = state.global_step + 2 + int(left / max(pace, 1e-9))
+        late = time.monotonic() > self.deadline
         # If only one process stopped, the others would wait for it forever.
-        interrupted, late, finishing = _in_any_process(
-            args, self.interrupted, self.now > self.deadline, self.asked
-        )
+        interrupted, late, finishing = _in_any_process(args, self.interrupted, late, self.asked)
         # A signal may arrive meanwhile.
         self.interrupted |= interrupted
         self.asked |= finishing

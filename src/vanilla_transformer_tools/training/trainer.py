@@ -81,6 +81,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             `generation_max_length` says so.
         patience: Number of evaluations without a better one after which training ends; None: it
             continues.
+        moving_average: Average of the weights, which is saved with each checkpoint.
         args: Trainer's arguments, which stay as they are.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
@@ -96,6 +97,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         further_sets: Mapping[str, tuple[Dataset, Scorer | None]] | None = None,
         longest_output: int | None = None,
         patience: int | None = None,
+        moving_average: MovingAverage | None = None,
         *,
         args: TrainingArguments,
         **settings: Any,
@@ -123,6 +125,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         # The model smooths its own loss, without the full logits that Trainer's smoother needs.
         self.label_smoother = None
         self.model.config.label_smoothing = self.args.label_smoothing_factor
+        self.moving_average = moving_average
+        if moving_average:
+            self.add_callback(moving_average)
         self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
 
@@ -154,24 +159,20 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return samples
 
     def evaluation_loop(
-        self,
-        dataloader: DataLoader[Any],
-        *args: Any,
-        metric_key_prefix: str = "eval",
-        **kwargs: Any,
+        self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **kw: Any
     ) -> EvalLoopOutput:
         """Trainer's, on all validation sets.
 
         The losses are per token; Trainer's own is the mean over batches of any size. With several
         processes, pairs that fill up the last batch count twice.
         """
-        output = self._evaluate_set(dataloader, *args, prefix=metric_key_prefix, **kwargs)
+        output = self._evaluate_set(dataloader, *args, prefix=metric_key_prefix, **kw)
         first_scorer: Scorer | None = self.compute_metrics
         try:
             for name, (pairs, scorer_of_set) in self.further_sets.items():
                 self.compute_metrics = scorer_of_set
                 loader, prefix = self.get_eval_dataloader(pairs), f"{metric_key_prefix}_{name}"
-                further = self._evaluate_set(loader, *args, prefix=prefix, **kwargs)
+                further = self._evaluate_set(loader, *args, prefix=prefix, **kw)
                 output.metrics.update(further.metrics)
         finally:
             self.compute_metrics = first_scorer
@@ -245,10 +246,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             super()._save_checkpoint(model, trial)
         # Each process saves the state of its random numbers.
         self.accelerator.wait_for_everyone()
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, MovingAverage):
-                with failed_writes_named(folder):
-                    callback.save(folder, self.args.should_save)
+        if self.moving_average:
+            with failed_writes_named(folder):
+                self.moving_average.save(folder, self.args.should_save)
         if self.args.should_save:
             self.tokenizers.save_target(folder)
             # Of a sharded model Trainer also saves this, with the weights of model.safetensors.
