@@ -6,6 +6,8 @@ READY = $(VENV)/.ready
 RUN = $(VENV)/bin/
 DEMO = runs/demo
 NUMBERS = runs/numbers
+# Tests of a file share what they set up, so they run in one process.
+JOBS = -n 2 --dist loadfile
 CALL_TRANSFORMERS = $(addprefix tests/,plugin training translation interop evaluation)
 
 .PHONY: demo test test-slow test-storm test-oldest test-mutants test-all lint docs clean
@@ -35,12 +37,12 @@ demo: $(READY)
 
 # One thread for each of the two processes: idle OpenMP threads that spin would slow both down.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m "not slow" -n 2 $(TESTS)
+	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m "not slow" $(JOBS) $(TESTS)
 
 # What takes longer, or fetches Transformers' own tests from the package index. SHARE=2/3 takes every
 # third case of long lists, beginning with the second.
 test-slow: $(READY)
-	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow -n 2 $(if $(SHARE),--share $(SHARE))
+	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow $(JOBS) $(if $(SHARE),--share $(SHARE))
 
 # 100 rounds of kills, full disks and damaged files; `make test-slow` has the first few.
 test-storm: $(READY)

@@ -526,7 +526,7 @@ def test_searches_that_only_torch_does_are_refused(source, tmp_path, capsys, nam
     ("name", "load"),
     [
         ("ctranslate2", partial(Translator.from_pretrained, engine="ctranslate2")),
-        ("onnx", onnx_export.OnnxModel),
+        pytest.param("onnx", onnx_export.OnnxModel, marks=pytest.mark.slow),
     ],
 )
 def test_export_whose_search_only_torch_does_is_refused(source, tmp_path, name, load):
