@@ -119,7 +119,7 @@ TOOLKITS = {
         ("marian.yaml",),
         "-c 'import pymarian; pymarian.Trainer(\"-c $config\").train()'",
         r" Up\. \d+ ",
-        "model.iter$update.npz",
+        "../model.iter$update.npz",
         "-c 'import sys, pymarian; "
         'model = pymarian.Translator("-m $checkpoint -v $data/vocab.yml $data/vocab.yml -b 1"); '
         "print(*model.translate(sys.stdin.read().splitlines()), sep=chr(10))'",
