@@ -332,13 +332,13 @@ def num_candidates(num_beams: int, end_tokens: set[int]) -> int:
 
 @dataclass
 class Beam:
-    """The hypotheses of one sentence; for names of settings see `beam_search`.
+    """The hypotheses of one sentence; `beam_search` explains the settings.
 
     Attributes:
         limit: Longest output in tokens, prompt not counted.
-        num_beams: Number of hypotheses that continue, and of finished ones.
+        num_beams: Number of hypotheses that continue, and of finished ones that are kept.
         length_penalty: Exponent of the length in ranks.
-        early_stopping: When no better hypothesis is waited for.
+        early_stopping: When to stop looking for better hypotheses.
         longest: The largest limit in the batch.
         tokens: Outputs so far of the open hypotheses, best first.
         finished: Rank and output of the N best finished ones, best first.

@@ -368,7 +368,7 @@ class Report:
             self.separators += one.replaced_separators
 
     def show(self, *, are_replaced: bool = False, limit: str = "--max_extra_tokens") -> None:
-        """Writes what there was to standard error.
+        """Writes the counts that are not 0 to standard error.
 
         Args:
             are_replaced: Whether words of the source were written for unknown tokens.

@@ -244,7 +244,7 @@ def take_apart(
     """The tensors that were joined to others: a plan carried out backwards.
 
     Args:
-        pieces: By the names of joined tensors the whole ones, of equal numbers of rows, in them.
+        pieces: By the name of each joined tensor, the tensors in it, which have equally many rows.
         tensors: The joined tensors, or some of them.
 
     Returns:

@@ -169,7 +169,7 @@ def _detectors() -> list[RegexBasedDetector]:
 def _find_secrets(
     text: str, *, is_vocabulary: bool = False, decodes: bool = True
 ) -> Iterator[tuple[str, int, int]]:
-    """Kind, beginning and end of each secret in a text, also in its words in base64 (`decodes`)."""
+    """Kind, beginning and end of each secret in a text; with `decodes` also of words in base64."""
     for expression, what in (_SECRETS if is_vocabulary else _SECRETS | _SECRETS_IN_TEXT).items():
         for match in re.finditer(expression, text):
             # A group is the secret in what surrounds it.

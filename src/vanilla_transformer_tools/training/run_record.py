@@ -108,7 +108,6 @@ def describe_run(
         arguments: Trainer's arguments.
         first_update: Number of updates before it, in a run that is resumed.
     """
-    checksums = _checksums(settings)
     return clean_record(
         {
             "first_update": first_update,
@@ -117,7 +116,7 @@ def describe_run(
             "python": platform.python_version(),
             "versions": {package: version(package) for package in _PACKAGES},
             "commit": _commit(),
-            "sha256": checksums,
+            "sha256": _checksums(settings),
             "settings": dataclasses.asdict(settings),
             "arguments": arguments.to_dict(),
         }

@@ -1,7 +1,7 @@
 """Our models as models of CTranslate2; anything that its specification lacks is an error.
 
 Importing this module also lets `ctranslate2.converters.TransformersConverter` convert our models.
-`vanilla_transformer_tools.interop.export` compares the translations of both besides.
+`vanilla_transformer_tools.interop.export` also compares the translations of both models.
 """
 
 from copy import deepcopy

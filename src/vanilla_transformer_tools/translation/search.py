@@ -31,7 +31,7 @@ _RANGES = {
     "length_penalty": (-20, 20, "between -20 and 20, usually 0.6 to 1"),
     # Logits divided by less may be infinite in float32.
     "temperature": (1e-6, _FINITE, "finite and at least 1e-06"),
-    "repetition_penalty": (_ABOVE_0, _FINITE, "finite, usually 1 to 1.5, and above 0"),
+    "repetition_penalty": (_ABOVE_0, _FINITE, "finite (usually 1 to 1.5) and above 0"),
     "top_p": (_ABOVE_0, 1, "above 0 and at most 1"),
     "max_extra_tokens": (0, _MOST_EXTRA_TOKENS, f"between 0 and {_MOST_EXTRA_TOKENS:,}"),
 }
