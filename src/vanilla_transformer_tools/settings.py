@@ -302,10 +302,11 @@ class TrainSettings:
         "should agree in spite of dropout. An update takes twice as long.",
         0.0,
     )
-    optimizer: Literal["muon"] | None = _updates(
-        "muon: Muon (Jordan et al. 2024) for the matrices of the layers, and Adam for tables, "
-        "norms and biases, both with --learning_rate. Default: the optimizer of --optim for all, "
-        "which is Adam."
+    optimizer: Literal["adam", "muon"] = _updates(
+        "adam: that of --optim, which is Adam, for all parameters. muon: Muon (Jordan et al. 2024) "
+        "for the matrices of the layers, and Adam for tables, norms and biases, both with "
+        "--learning_rate.",
+        "adam",
     )
     moving_average: float | None = _updates(
         "Decay of an exponential moving average of the weights, such as 0.999, which is "

@@ -66,13 +66,15 @@ def decided(stats, given=(), settings=SETTINGS):
         (WORDS, {"words": 9, "characters": 41}, {"tokenizer_kind": "bpe"}),
         (WORDS, {"long_characters": 200, "alphabet_apart": 61}, {"max_length": None}),
         (CAPTIONS, {"alphabet_apart": 9}, {"tokenizer_kind": "bpe", "unicode_form": None}),
-        (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.003}),
+        (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.008}),
+        (CAPTIONS, {"minutes": 5}, {"dropout": 0.0}),
+        (CAPTIONS, {"minutes": 6}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 29}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 31}, {"dropout": 0.2}),
         (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
         (CAPTIONS, {"minutes": 31, "copied_words": 0.3}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 120}, {"r_drop": 2.0, "max_tokens_per_batch": 2048}),
-        (CAPTIONS, {"minutes": 300}, {"max_tokens_per_batch": 4096, "learning_rate": 0.004}),
+        (CAPTIONS, {"minutes": 300}, {"max_tokens_per_batch": 4096, "learning_rate": 0.008}),
         (CAPTIONS, {"minutes": 2}, {"max_validation_pairs": 50, "warmup_steps": 50}),
         # 35 tokens a pair, 46 in the shorter pieces that copy, and 140.
         (CAPTIONS, {"minutes": 10}, {"max_validation_pairs": 200}),
@@ -81,8 +83,11 @@ def decided(stats, given=(), settings=SETTINGS):
         (CAPTIONS, {"speed": 2e6, "pairs": 200_000}, {"preset": "small"}),
         (CAPTIONS, {"speed": 1e7, "pairs": 1_500_000}, {"preset": "base"}),
         (SYMBOLS, {}, {"tokenizer_kind": "word", "metrics": ["wer", "per"], "dropout": 0.2}),
-        (SYMBOLS, {"minutes": 5}, {"max_tokens_per_batch": 1024, "learning_rate": 0.003}),
-        (PATTERN, {}, {"dropout": 0.1, "label_smoothing_factor": 0.0, "learning_rate": 0.002}),
+        (SYMBOLS, {"minutes": 5}, {"max_tokens_per_batch": 1024, "learning_rate": 0.006}),
+        (PATTERN, {}, {"dropout": 0.1, "label_smoothing_factor": 0.0, "learning_rate": 0.004}),
+        (CAPTIONS, {}, {"optimizer": "muon"}),
+        (CAPTIONS, {"device": "cuda"}, {"optimizer": None, "learning_rate": 0.003}),
+        (CAPTIONS, {"speed": 2e6, "pairs": 200_000}, {"optimizer": None}),
     ],
 )
 def test_rule_decides_by_the_stats(stats, changes, expected):
@@ -94,7 +99,14 @@ def test_rule_decides_by_the_stats(stats, changes, expected):
 def test_most_defaults_of_captions_stay():
     assert decided(CAPTIONS).keys() == {
         *("tokenizer_kind", "vocab_size", "preset", "dropout", "max_tokens_per_batch"),
-        *("learning_rate", "warmup_steps", "average_last", "max_validation_pairs", "eval_steps"),
+        *(
+            "optimizer",
+            "learning_rate",
+            "warmup_steps",
+            "average_last",
+            "max_validation_pairs",
+            "eval_steps",
+        ),
     }
 
 
@@ -144,7 +156,7 @@ ON_A_GPU = dataclasses.replace(
         ({"pairs": 9000, "minutes": 1}, 16_384, 0.004),
         ({"pairs": 2000, "minutes": 30}, 4096, 0.004),
         ({"batches_per_update": 8}, 4096, 0.004),
-        ({"device": "cpu"}, 4096, 0.004),
+        ({"device": "cpu"}, 4096, 0.008),
     ],
 )
 def test_batch_grows_on_a_gpu_while_it_takes_hardly_longer(changes, tokens, rate):
@@ -159,8 +171,16 @@ def test_given_options_are_left_alone_and_later_rules_follow_them():
     values = decided(CAPTIONS, {"max_tokens_per_batch"}, given)
 
     assert "max_tokens_per_batch" not in values
-    assert values["learning_rate"] == 0.004
+    assert values["learning_rate"] == 0.008
     assert values["warmup_steps"] < decided(CAPTIONS)["warmup_steps"]
+
+
+@pytest.mark.parametrize("given", ["optim", "optimizer"])
+def test_rate_is_that_of_adam_if_the_user_chose_the_optimizer(given):
+    values = decided(CAPTIONS, {given})
+
+    assert "optimizer" not in values
+    assert values["learning_rate"] == 0.003
 
 
 @pytest.mark.parametrize("option", RULES)

@@ -14,6 +14,7 @@ from vanilla_transformer.layers_vanilla_transformer import fused_linear
 from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.optimizer import (
     MuonAndAdam,
+    cut_up,
     matrices_of_layers,
     muon_and_adam,
     orthogonalized,
@@ -55,9 +56,29 @@ def test_matrices_are_those_of_the_layers_and_no_tables(changes):
 
     names = {name for name, parameter in model.named_parameters() if parameter in found}
     assert names == {name for name in dict(model.named_parameters()) if re.fullmatch(LINEAR, name)}
-    attention = model.model.decoder.layers[0].self_attn
-    assert found[attention.qkv_proj.weight] == attention.row_counts
-    assert len(attention.row_counts) == 3
+
+
+def test_each_head_has_matrices_of_its_own():
+    model = build_variant(d_kv=5, attention_bias=False)
+    cuts, layer = matrices_of_layers(model), model.model.decoder.layers[0]
+    x = torch.randn(1, 3, model.config.d_model)
+
+    for attention, names in (
+        (layer.self_attn, ["qkv_proj"]),
+        (layer.encoder_attn, ["q_proj", "kv_proj"]),
+    ):
+        projections = [getattr(attention, name) for name in names]
+        inputs = [cut_up(each.weight, *cuts[each.weight]) for each in projections]
+        output = attention.out_proj.weight
+        outputs = cut_up(output, *cuts[output])
+
+        projected = torch.cat([each(x) for each in projections], dim=-1)
+        heads = [head for part in attention.split_heads(projected) for head in part[0]]
+        matrices = [matrix for part in inputs for matrix in part]
+        torch.testing.assert_close([x[0] @ matrix.T for matrix in matrices], heads)
+        values = heads[-len(outputs) :]
+        joined = sum(head @ part.T for head, part in zip(values, outputs, strict=True))
+        torch.testing.assert_close(joined, attention.out_proj(torch.cat(values, dim=-1)))
 
 
 def test_each_parameter_has_one_rule(tmp_path):
@@ -100,9 +121,9 @@ def build_adam(parameters):
     return torch.optim.AdamW(parameters, lr=0.1, betas=(0.9, 0.98), weight_decay=0.0)
 
 
-def both_rules(model, **rule):
+def both_rules(model, columns=(4,)):
     adam = build_adam([model.table.weight, model.stacked.bias])
-    return MuonAndAdam(adam, {model.stacked.weight: (3, 5)}, **(rule or RULE))
+    return MuonAndAdam(adam, {model.stacked.weight: ((3, 5), columns)}, **RULE)
 
 
 def take_steps(model, optimizers, steps=3):
@@ -114,18 +135,19 @@ def take_steps(model, optimizers, steps=3):
             optimizer.step()
 
 
-def test_updates_are_those_of_muon_on_each_matrix_and_of_adam(stacked):
+@pytest.mark.parametrize("columns", [(4,), (2, 2)])
+def test_updates_are_those_of_muon_on_each_matrix_and_of_adam(stacked, columns):
     matrix, others = stacked.stacked.weight, [stacked.table.weight, stacked.stacked.bias]
-    parts = [nn.Parameter(part.clone()) for part in matrix.detach().split((3, 5))]
+    parts = [nn.Parameter(part.clone()) for part in cut_up(matrix.detach(), (3, 5), columns)]
     copies = [nn.Parameter(other.detach().clone()) for other in others]
-    start, optimizer = matrix.detach().clone(), both_rules(stacked)
+    start, optimizer = matrix.detach().clone(), both_rules(stacked, columns)
     muon = torch.optim.Muon(parts, **RULE, adjust_lr_fn="match_rms_adamw")
     adam = build_adam(copies)
 
     for _ in range(3):
         for parameter in (matrix, *others):
             parameter.grad = torch.randn_like(parameter)
-        gradients = [*matrix.grad.split((3, 5)), *(other.grad for other in others)]
+        gradients = [*cut_up(matrix.grad, (3, 5), columns), *(other.grad for other in others)]
         for parameter, gradient in zip([*parts, *copies], gradients, strict=True):
             parameter.grad = gradient
         for each in (optimizer, muon, adam):
@@ -134,7 +156,8 @@ def test_updates_are_those_of_muon_on_each_matrix_and_of_adam(stacked):
     torch.testing.assert_close(others, copies, rtol=0, atol=0)
     # Torch's rounds to bfloat16.
     way = (matrix - start).abs().mean().item()
-    torch.testing.assert_close(matrix, torch.cat(parts), rtol=0, atol=0.05 * way)
+    now = cut_up(matrix.detach(), (3, 5), columns)
+    torch.testing.assert_close(now, [*parts], rtol=0, atol=0.05 * way)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 7), (7, 3)])
@@ -245,12 +268,12 @@ def test_rate_of_a_report_is_that_of_all_groups(run):
 def test_resuming_with_another_optimizer_is_refused(corpus, run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
 
-    with pytest.raises(ValueError, match="--optimizer was 'muon', got None"):
+    with pytest.raises(ValueError, match="--optimizer was 'muon', got 'adam'"):
         run_updates(
             corpus,
             folder,
             6,
-            settings={"resume": True, "optimizer": None},
+            settings={"resume": True, "optimizer": "adam"},
             gradient_accumulation_steps=2,
         )
 

@@ -23,8 +23,11 @@ _VALIDATION_TOKENS_PER_MINUTE = 700
 _MANY_UPDATES = 8000
 # On a GPU a batch of twice the tokens may take hardly longer.
 _NEARLY_AS_MANY = 0.8
-# Learning rates of `tiny`, by the least tokens of a batch.
-_LEARNING_RATES = {32_768: 0.008, 4096: 0.004, 0: 0.003}
+# Learning rates of `tiny`, by the least tokens of a batch, and of a closed pattern.
+_LEARNING_RATES = {
+    "adam": ({32_768: 0.008, 4096: 0.004, 0: 0.003}, 0.002),
+    "muon": ({2048: 0.008, 0: 0.006}, 0.004),
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ def _dropout(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] |
     passes = stats.passes(chosen)
     if stats.is_pattern and chosen["tokenizer_kind"] == "word":
         return 0.1, f"a closed pattern of {stats.distinct_words} words"
+    if passes < 3:
+        return 0.0, f"{passes:.1f} passes over the data: each pair is still new"
     if passes < 15:
         return 0.1, f"{passes:.1f} passes over the data are too few to learn them by heart"
     if stats.is_copied:
@@ -147,14 +152,21 @@ def _is_worth_doubling(stats: CorpusStats, chosen: Mapping[str, Any], batch: int
     return updates >= min(_MANY_UPDATES, _NEARLY_AS_MANY * stats.updates(chosen, batch))
 
 
+def _optimizer(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
+    if chosen["preset"] != "tiny" or stats.device != "cpu":
+        return None
+    return "muon", "tiny on a CPU learns more in the same time than with Adam"
+
+
 def _learning_rate(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
     if chosen["preset"] != "tiny":
         return None
+    rates, rate_of_pattern = _LEARNING_RATES[chosen["optimizer"]]
     if stats.is_pattern and chosen["tokenizer_kind"] == "word":
-        return 0.002, "a closed pattern, learned exactly"
+        return rate_of_pattern, f"a closed pattern, learned exactly by {chosen['optimizer']}"
     batch = chosen["max_tokens_per_batch"]
-    rate = next(rate for least, rate in _LEARNING_RATES.items() if batch >= least)
-    return rate, f"tiny with batches of {batch:,} tokens"
+    rate = next(rate for least, rate in rates.items() if batch >= least)
+    return rate, f"tiny with {chosen['optimizer']} and batches of {batch:,} tokens"
 
 
 def _warmup_steps(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] | None:
@@ -194,6 +206,7 @@ RULES: dict[str, Rule] = {
     "r_drop": _r_drop,
     "label_smoothing_factor": _label_smoothing,
     "max_tokens_per_batch": _max_tokens_per_batch,
+    "optimizer": _optimizer,
     "learning_rate": _learning_rate,
     "warmup_steps": _warmup_steps,
     "average_last": _average_last,
@@ -285,6 +298,8 @@ def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:
         taken |= {"tokenizer_kind", "unicode_form", "vocab_size"}
     if taken & {"eval_strategy", "save_strategy", "save_steps"}:
         taken.add("eval_steps")
+    if "optim" in taken:
+        taken.add("optimizer")
     if "metric_for_best_model" in taken:
         taken.add("metrics")
     return taken

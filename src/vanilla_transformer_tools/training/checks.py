@@ -218,9 +218,9 @@ def _faults_of_trainer(
             "--save_strategy best leaves nothing to resume from between two of the best scores. "
             "Give steps or epoch; the best checkpoint is kept along with the last ones."
         )
-    if settings.optimizer and arguments.optim not in ADAM:
+    if settings.optimizer == "muon" and arguments.optim not in ADAM:
         yield (
-            f"--optimizer {settings.optimizer} goes with Adam, --optim {' or '.join(ADAM)}, got "
+            f"--optimizer muon goes with Adam, --optim {' or '.join(ADAM)}, got "
             f"{arguments.optim.value}. Leave one of the two out."
         )
     missing = set(arguments.report_to) - set(get_available_reporting_integrations())

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
+from vanilla_transformer.layers_vanilla_transformer import Attention
+
+# Row counts and column counts of the matrices that a parameter consists of.
+Cuts = tuple[tuple[int, ...], tuple[int, ...]]
 # Values of --optim that are Adam.
 ADAM = ("adamw_torch", "adamw_torch_fused")
 # Muon's own: share of the average that an update keeps, and coefficients of an iteration.
@@ -31,8 +35,8 @@ class MuonAndAdam(Optimizer):
     Args:
         adam: Adam with its parameters, whose groups are the first ones here: reports show the rate
             of the first.
-        matrices: Parameters of Muon, `[rows, columns]`, each with the row counts of the matrices
-            that are stacked in it.
+        matrices: Parameters of Muon, `[rows, columns]`, each with the row counts and the column
+            counts of the matrices that it consists of.
         lr: Muon's learning rate, for a start.
         weight_decay: Muon's weight decay, times the rate.
         dtype: Dtype of the products that an update needs.
@@ -41,12 +45,12 @@ class MuonAndAdam(Optimizer):
     def __init__(
         self,
         adam: Optimizer,
-        matrices: Mapping[Tensor, tuple[int, ...]],
+        matrices: Mapping[Tensor, Cuts],
         lr: float,
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.adam, self.row_counts, self.dtype = adam, matrices, dtype
+        self.adam, self.cuts, self.dtype = adam, matrices, dtype
         group = {"params": [*matrices], "lr": lr, "weight_decay": weight_decay}
         super().__init__([*adam.param_groups, group], {})
 
@@ -71,14 +75,20 @@ class MuonAndAdam(Optimizer):
             average = state["momentum_buffer"].lerp_(parameter.grad, 1 - _MOMENTUM)
             # Nesterov's momentum.
             direction = parameter.grad.lerp(average, _MOMENTUM)
-            cut = (each.split(self.row_counts[parameter]) for each in (parameter, direction))
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            cut = (cut_up(each, *self.cuts[parameter]) for each in (parameter, direction))
             for matrix, part in zip(*cut, strict=True):
                 alike[matrix.shape].append((matrix, part))
         for shape, pairs in alike.items():
             matrices, parts = zip(*pairs, strict=True)
             rate = 0.2 * max(shape) ** 0.5 * group["lr"]
             for matrix, step in zip(matrices, orthogonalized(parts, self.dtype), strict=True):
-                matrix.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-rate)
+                matrix.add_(step, alpha=-rate)
+
+
+def cut_up(stacked: Tensor, rows: Sequence[int], columns: Sequence[int]) -> list[Tensor]:
+    """The matrices of a parameter, as views."""
+    return [part for strip in stacked.split(rows) for part in strip.split(columns, dim=1)]
 
 
 def orthogonalized(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -116,8 +126,8 @@ def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
     arguments, model = trainer.args, trainer.model
     if trainer.is_fsdp_enabled:
         raise ValueError(
-            "--optimizer muon needs whole matrices in each process; FSDP divides them. Leave one "
-            "of the two out."
+            "--optimizer muon needs whole matrices in each process; FSDP divides them. Give "
+            "--optimizer adam."
         )
     matrices = matrices_of_layers(model)
     if not matrices:
@@ -145,14 +155,25 @@ def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
     )
 
 
-def matrices_of_layers(model: PreTrainedModel) -> dict[Tensor, tuple[int, ...]]:
-    """Trained weights of linear layers, each with the row counts of the matrices stacked in it.
+def matrices_of_layers(model: PreTrainedModel) -> dict[Tensor, Cuts]:
+    """Trained weights of linear layers, each with the row and column counts of its matrices.
 
+    Each head has matrices of its own, as in section 3.2.2 of the paper: smaller matrices cost less
+    and learn as much.
     The output projection is a table of the vocabulary, tied to the embeddings or not.
     """
+    cuts = {}
+    for module in model.modules():
+        if isinstance(module, Attention):
+            query, key, value = ((shape.size,) * shape.heads for shape in module.head_shapes)
+            rows = {"qkv_proj": query + key + value, "q_proj": query, "kv_proj": key + value}
+            for name, projection in module.named_children():
+                if name in rows:
+                    cuts[projection.weight] = (rows[name], (projection.in_features,))
+            cuts[module.out_proj.weight] = ((module.out_proj.out_features,), value)
     output = model.get_output_embeddings()
     return {
-        module.weight: getattr(module, "row_counts", (module.out_features,))
+        module.weight: cuts.get(module.weight, ((module.out_features,), (module.in_features,)))
         for module in model.modules()
         if isinstance(module, nn.Linear) and module is not output and module.weight.requires_grad
     }

@@ -218,7 +218,7 @@ def _build_trainer(
         patience=settings.early_stopping_patience,
         moving_average=None if decay is None else MovingAverage(decay),
     )
-    if settings.optimizer:
+    if settings.optimizer == "muon":
         trainer.optimizer = muon_and_adam(trainer)
     return trainer
 
