@@ -112,7 +112,7 @@ def _dropout(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, str] |
     passes = stats.passes(chosen)
     if stats.is_pattern and chosen["tokenizer_kind"] == "word":
         return 0.1, f"a closed pattern of {stats.distinct_words} words"
-    if passes < 3:
+    if passes < 2:
         return 0.0, f"{passes:.1f} passes over the data: each pair is still new"
     if passes < 15:
         return 0.1, f"{passes:.1f} passes over the data are too few to learn them by heart"
