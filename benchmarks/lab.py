@@ -52,11 +52,7 @@ def benchmark_parser(
 
 
 def take_turns(
-    contenders: Mapping[Name, Callable[[], Measured]],
-    rounds: int,
-    *,
-    warm_ups: int = 0,
-    where: str = "",
+    contenders: Mapping[Name, Callable[[], Measured]], rounds: int, *, warm_ups: int = 0
 ) -> dict[Name, list[Measured]]:
     """What each contender returns, one value for each round.
 
@@ -64,17 +60,12 @@ def take_turns(
         contenders: Calls that return a measurement, by name.
         rounds: Number of rounds that count.
         warm_ups: Number of rounds before these.
-        where: First words of the progress on stderr; empty: no progress.
     """
     measured: dict[Name, list[Measured]] = {name: [] for name in contenders}
-    for number in range(1 - warm_ups, rounds + 1):
-        if where:
-            print(f"{where}: round {number} of {rounds}", file=sys.stderr)
+    for _ in range(warm_ups + rounds):
         for name, run in contenders.items():
-            value = run()
-            if number > 0:
-                measured[name].append(value)
-    return measured
+            measured[name].append(run())
+    return {name: values[warm_ups:] for name, values in measured.items()}
 
 
 def seconds_of(work: Callable[[], Any]) -> float:

@@ -18,7 +18,15 @@ from transformers import (
 from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right
 from transformers.trainer_pt_utils import LabelSmoother
 
-from lab import Memory, best_device, measure_alone, seconds_of
+from lab import (
+    Report,
+    best_device,
+    measure_alone,
+    megabytes,
+    seconds_of,
+    speed_cells,
+    take_turns,
+)
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
@@ -53,6 +61,8 @@ COMMON_FIELDS = (
     *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
 )
 LOGITS_TOLERANCE = 1e-4
+TRAINING_COLUMNS = ("model", "tokens/s", "range", "speed", "growth", "growth MB", "state MB")
+TRAINING_COLUMNS += ("peak MB", "start MB")
 NEIGHBOURS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
 
 
@@ -230,20 +240,62 @@ class Training:
         return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
 
 
-def steps_alone(make: Callable[..., Training], *setting: Any) -> Memory:
-    """Memory of one round in a process of its own; the result is the bytes of the state.
-
-    The state is weights, gradients and Adam's moments. What the growth adds to these is
-    activations, logits and buffers.
-
-    Args:
-        make: Function of a module that builds the contender.
-        setting: Its arguments.
-    """
-    return measure_alone(_run_steps, make, *setting)
-
-
 def _run_steps(make: Callable[..., Training], *setting: Any) -> int:
+    """Runs a round; returns the bytes of weights, gradients and Adam's moments."""
     contender = make(*setting)
     contender.run()
     return 16 * contender.model.num_parameters(only_trainable=True)
+
+
+def compare_training(
+    report: Report,
+    note: str,
+    rounds: int,
+    make: Callable[..., Training],
+    settings: dict[str, tuple[Any, ...]],
+) -> None:
+    """Adds a table of models that train in turn, and then each in a process for its memory.
+
+    Speed and growth are also relative to those of the first. The growth is what a round adds to
+    the state, which is weights, gradients and Adam's moments: activations, logits and buffers.
+
+    Args:
+        report: Receives the table.
+        note: First words of the note above it.
+        rounds: Rounds that count.
+        make: Function of a module that builds a contender; all have the same batches.
+        settings: Its arguments, by the name of the contender.
+    """
+    contenders = {name: make(*setting) for name, setting in settings.items()}
+    cut = next(iter(contenders.values())).cut
+    runs = {name: contender.run for name, contender in contenders.items()}
+    seconds = take_turns(runs, rounds, warm_ups=1)
+    # The processes need their memory.
+    contenders.clear()
+    runs.clear()
+    tokens, padding = tokens_of(cut), 100 * padding_of(cut)
+    note += f", {tokens:,} tokens in {len(cut)} batches, {padding:.1f} % padding"
+    report.table(note, *TRAINING_COLUMNS)
+    first, growths = next(iter(seconds)), {}
+    for name, times in seconds.items():
+        used = measure_alone(_run_steps, make, *settings[name])
+        growths[name] = used.growth - used.result
+        speeds = speed_cells(tokens, times, seconds[first])
+        sizes = megabytes(growths[name], used.result, used.peak, used.start)
+        report.row(name, *speeds, f"{growths[name] / growths[first]:.2f}", *sizes)
+
+
+def training_step(
+    model: PreTrainedModel, ids: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> Callable[[], None]:
+    """Forward pass, backward pass and Adam on a CPU; sources `[B, S]` are also the targets."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True)
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = model.train()(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

@@ -18,10 +18,14 @@ from contextlib import contextmanager
 from functools import partial
 from statistics import median
 
-from lab import PRESETS, Report, benchmark_parser, ratio, row, seconds_of, take_turns
-from versions import build_tasks
+import torch
 
-TASKS = ("training", "greedy", "beam 4, one sentence")
+from lab import PRESETS, Report, benchmark_parser, ratio, seconds_of, take_turns
+from neighbours import build, training_step
+from vanilla_transformer_tools import settings
+from vanilla_transformer_tools.threads import IdleCores
+
+SOURCES, LENGTH, VOCABULARY = 32, 24, 10_000
 # Time that the busy programs have to start.
 SECONDS_TO_START = 1.0
 # They end when their standard input does, at the latest with this process, whose children they are
@@ -44,32 +48,37 @@ def main() -> int:
     if "OMP_NUM_THREADS" in os.environ:
         print("OMP_NUM_THREADS fixes the number of threads: unset it.", file=sys.stderr)
         return 2
-
-    import torch
-
-    from vanilla_transformer_tools import settings
-
     # Under `taskset` torch starts with fewer than the machine has.
     numbers = range(1, max(torch.get_num_threads(), os.cpu_count() or 1) + 1)
     names = [f"{number} thread{'s' * (number > 1)}, s" for number in numbers]
     report = Report(options.output)
     report.table("Seconds", "size", "task", "busy programs", *names, "idle cores, s", "ratio")
     for size in options.sizes:
-        tasks = build_tasks(settings.PRESETS[size].config())
+        tasks = build_tasks(size)
         for neighbours in options.neighbours:
             with busy_programs(neighbours):
-                for task in TASKS:
-                    runs = contenders(tasks[task], numbers)
+                for name, task in tasks.items():
+                    runs = contenders(task, numbers)
                     seconds = take_turns(runs, options.rounds, warm_ups=1)
-                    report.add(table_row(size, task, neighbours, seconds))
+                    report.row(size, name, neighbours, *cells(seconds))
     return 0
 
 
-def contenders(task: Callable[[], None], numbers: range) -> dict[int | None, Callable[[], float]]:
-    """Seconds of a task by number of threads; None: that of idle cores."""
-    import torch
+def build_tasks(size: str) -> dict[str, Callable[[], object]]:
+    """What is measured, by name, with a model of a preset."""
+    model = build("vanilla", vocab_size=VOCABULARY, **settings.PRESETS[size].config())
+    ids = torch.randint(4, VOCABULARY, (SOURCES, LENGTH))
+    return {
+        "training": training_step(model, ids),
+        "greedy": lambda: model.eval().generate(ids, num_beams=1, max_length=LENGTH),
+        "beam 4, one sentence": lambda: model.eval().generate(
+            ids[:1], num_beams=4, max_length=LENGTH
+        ),
+    }
 
-    from vanilla_transformer_tools.threads import IdleCores
+
+def contenders(task: Callable[[], object], numbers: range) -> dict[int | None, Callable[[], float]]:
+    """Seconds of a task by number of threads; None: that of idle cores."""
 
     def timed(number: int | None) -> float:
         if number is None:
@@ -81,12 +90,14 @@ def contenders(task: Callable[[], None], numbers: range) -> dict[int | None, Cal
     return {number: partial(timed, number) for number in (*numbers, None)}
 
 
-def table_row(size: str, task: str, neighbours: int, seconds: dict[int | None, list[float]]) -> str:
+def cells(seconds: dict[int | None, list[float]]) -> list[str]:
     """Median seconds of all, and those of idle cores as a multiple of the best fixed number's."""
     fixed = [seconds[number] for number in seconds if number is not None]
     idle = seconds[None]
-    cells = [f"{median(each):.3f}" for each in (*fixed, idle)]
-    return row(size, task, neighbours, *cells, ratio(idle, min(fixed, key=median)))
+    return [
+        *(f"{median(each):.3f}" for each in (*fixed, idle)),
+        ratio(idle, min(fixed, key=median)),
+    ]
 
 
 @contextmanager

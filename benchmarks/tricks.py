@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lab import Report, benchmark_parser, measure_alone, take_turns
+from neighbours import training_step
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
@@ -53,22 +54,12 @@ def build(preset: str) -> VanillaTransformerForConditionalGeneration:
     return VanillaTransformerForConditionalGeneration(config)
 
 
-def training_step(
+def training(
     preset: str, sentences: int, dtype: torch.dtype = torch.float32, length: int = LENGTH
 ) -> Step:
     """A whole step, of pairs of so many tokens a side."""
-    model = build(preset).train()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True)
     ids = torch.randint(4, VOCABULARY[preset], (sentences, length))
-
-    def step() -> None:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            total = model(ids, labels=ids).loss
-        total.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return training_step(build(preset), ids, dtype)
 
 
 def generation(preset: str, sentences: int, num_beams: int) -> Step:
@@ -96,7 +87,7 @@ class Trick(NamedTuple):
 def training_step_alone(is_chunked: bool) -> None:
     """A step of `base` with the longest batch that a small machine holds, for its memory."""
     with nullcontext() if is_chunked else patch.object(Fast, "loss", Plain.loss):
-        training_step("base", 48)()
+        training("base", 48)()
 
 
 @contextmanager
@@ -147,13 +138,13 @@ def tricks() -> dict[str, Trick]:
         )
     }
     many = {name: step for name, step in generations.items() if " 32 " in name}
-    training = {
-        "train tiny": partial(training_step, "tiny", 80),
-        "train base": partial(training_step, "base", 8),
+    steps = {
+        "train tiny": partial(training, "tiny", 80),
+        "train base": partial(training, "base", 8),
     }
     narrow = {
         f"train tiny, bfloat16, {length} tokens": partial(
-            training_step, "tiny", 32 * LENGTH // length, torch.bfloat16, length
+            training, "tiny", 32 * LENGTH // length, torch.bfloat16, length
         )
         for length in (LENGTH, 4 * LENGTH)
     }
@@ -163,9 +154,9 @@ def tricks() -> dict[str, Trick]:
         "dropout masks": Trick(
             [layers.Dropout],
             partial(patch.object, layers.Dropout, "forward", nn.Dropout.forward),
-            training,
+            steps,
         ),
-        "loss in chunks": Trick([loss], partial(patch.object, Fast, "loss", Plain.loss), training),
+        "loss in chunks": Trick([loss], partial(patch.object, Fast, "loss", Plain.loss), steps),
         "wide attention kernels": Trick([layers.run_fast_kernel], without_wide_kernels, narrow),
         "bypassed module calls": Trick(
             bypassed,

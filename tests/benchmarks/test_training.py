@@ -66,30 +66,44 @@ def test_state_is_four_numbers_of_four_bytes_for_each_trained_parameter():
     assert neighbours._run_steps(make) == 16 * trained
 
 
-def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, capsys, tmp_path):
+def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, capsys):
     class Fake:
-        def __init__(self, family, *_):
-            self.seconds = {"vanilla": [9.0, 1.0, 1.0], "m2m100": [1.0, 2.0, 4.0]}[family]
+        cut = (BATCH,)
+
+        def __init__(self, name, size, *_):
+            assert size == "tiny"
+            self.seconds = {"vanilla": [9.0, 1.0, 1.0], "m2m100": [1.0, 2.0, 4.0]}[name]
 
         def run(self):
             return self.seconds.pop(0)
 
-    def measure(make, family, *_):
+    def measure(_, make, name, *__):
         assert make is Fake
-        return Memory(1_000_000, {"vanilla": 5_000_000, "m2m100": 8_000_000}[family], 0)
+        return Memory(1_000_000, {"vanilla": 8_000_000, "m2m100": 5_000_000}[name], 3_000_000)
 
     monkeypatch.setattr(training, "contender", Fake)
     monkeypatch.setattr(training, "batches", lambda *_: [BATCH])
-    monkeypatch.setattr(training, "steps_alone", measure)
+    monkeypatch.setattr(neighbours, "measure_alone", measure)
     argv = ["training.py", "--corpus", "a", "b", "--sizes", "tiny", "--dtypes", "float32"]
     argv += ["--models", "vanilla", "m2m100", "--rounds", "2"]
     monkeypatch.setattr(sys, "argv", argv)
 
-    assert training.main() == 0
+    training.main()
 
-    _, title, _, _, _, *rows = capsys.readouterr().out.splitlines()
+    _, title, _, header, _, *rows = capsys.readouterr().out.splitlines()
     assert "8 tokens in 1 batches, 33.3 % padding" in title
+    assert header.startswith("| model | tokens/s | range | speed | growth | growth MB | state MB |")
     assert rows == [
-        "| vanilla | 8 | 8-8 | 1.00 | 4 | 5 | 1 | 0 |",
-        "| m2m100 | 3 | 2-4 | 0.33 | 7 | 8 | 1 | 0 |",
+        "| vanilla | 8 | 8-8 | 1.00 | 1.00 | 4 | 3 | 8 | 1 |",
+        # A third of the speed, and a quarter of the memory.
+        "| m2m100 | 3 | 2-4 | 0.33 | 0.25 | 1 | 3 | 5 | 1 |",
     ]
+
+
+def test_sizes_of_heads_are_multiples_of_the_default():
+    wide, default = (
+        training.contender(name, "tiny", 50, [BATCH]).model.config
+        for name in ("d_k doubled", "default")
+    )
+
+    assert wide.d_k == 2 * default.d_model // default.encoder_attention_heads
