@@ -15,22 +15,7 @@ from ..support.documents import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu
-import gpu_measures
-from gpu_measures import bf16_peak, training_flops
-from lab import Report
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H200", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA A10G", 70),
-        ("Tesla T4", None),
-    ],
-)
-def test_peak_is_that_of_the_named_device(name, peak):
-    assert bf16_peak(name) == peak
+from gpu import training_flops
 
 
 def test_flops_are_those_that_torch_counts():
@@ -48,30 +33,32 @@ def test_flops_are_those_that_torch_counts():
     assert training_flops(model.config, [batch]) == 3 * counter.get_total_flops()
 
 
-def test_share_is_of_the_peak_of_the_device(monkeypatch):
-    monkeypatch.setattr(gpu_measures, "best_device", lambda: "cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H200", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA L40S", None)],
+)
+def test_share_is_of_the_peak_of_the_device(monkeypatch, name, peak):
+    monkeypatch.setattr(gpu, "best_device", lambda: "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
 
-    assert gpu_measures.share_of_peak(312 * 10**12, seconds=4.0) == pytest.approx(25)
+    share = gpu.share_of_peak((peak or 1) * 10**12, seconds=4.0)
+
+    assert share == (pytest.approx(25) if peak else None)
 
 
-def test_what_fails_does_not_fit_or_comes_too_late_is_named(capsys):
+def test_what_fails_or_does_not_fit_is_named_and_the_rest_is_measured():
     def too_large():
         raise torch.OutOfMemoryError
 
-    measured = gpu.Measurements(Report(), gpu.SMOKE, minutes=1)
+    report = gpu.Measurements(None, gpu.SMOKE)
 
-    assert measured.attempt("first", lambda: 1 / 0) is None
-    measured.attempt("large", too_large)
-    assert measured.attempt("in time", lambda: 5) == 5
-    measured.started -= 61
-    measured.attempt("late", lambda: pytest.fail("began after the end"))
-
-    assert measured.close() == 1
-    assert capsys.readouterr().out.split("\n\n") == [
-        "\nFailed: first: `ZeroDivisionError: division by zero`",
-        "Left out: large: `out of memory`",
-        "Left out: late: `1 minutes are over`\n",
+    assert report.attempt("large", too_large) is None
+    assert report.status == 0
+    assert report.attempt_each([0, 2], "half", lambda number: 1 / number) == {2: 0.5}
+    assert report.status == 1
+    assert report.notes == [
+        "\nLeft out: large: out of memory",
+        "\nFailed: half, 0: `ZeroDivisionError: division by zero`",
     ]
 
 
