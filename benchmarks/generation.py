@@ -1,18 +1,20 @@
 #!/usr/bin/env python
-"""Speed of translation on a CPU: ours against M2M100, CTranslate2 and Marian.
+"""Speed of translation, on a GPU if there is one: ours, M2M100, CTranslate2 and Marian.
 
 M2M100 gets our weights and our position table, so it computes the same function, which is checked.
 All contenders translate the same batches, tokenised beforehand and in the file's order. The speed
 is relative to M2M100, or without it to this package's `generate`; same lines are outputs equal to
 ours. Tokens are targets, `</s>` counted. CTranslate2 searches as our Translator does with it.
 --sizes has random weights and sources, and outputs of 32 tokens. Beam search has length penalty
-0.6. With the contender marian, which needs `pip install pymarian`, the model of --sizes is one that
-Marian can hold, with the norms after the sublayers.
+0.6. With the contender marian, which needs `pip install pymarian` and runs on a CPU, the model of
+--sizes is one that Marian can hold, with the norms after the sublayers. The contender static is
+Transformers' greedy search with a static cache, which it compiles.
 
 Example:
   python benchmarks/generation.py --model runs/de-en --test test.de.gz --threads 1
   python benchmarks/generation.py --sizes base --sentences 16 --batch_sizes 1 16
   python benchmarks/generation.py --sizes tiny base --contenders vanilla marian --dtypes float32
+  python benchmarks/generation.py --sizes base --contenders vanilla inherited m2m100 static
 """
 
 import argparse
@@ -35,7 +37,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
-from lab import PRESETS, Report, benchmark_parser, seconds_of, speed_cells, take_turns
+from lab import PRESETS, Report, benchmark_parser, best_device, seconds_of, speed_cells, take_turns
 from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools import settings
@@ -132,8 +134,9 @@ class Generate(Contender):
 
     label = "vanilla"
 
-    def __init__(self, folder: Path, dtype: str, device: str = "cpu") -> None:
-        self.model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    def __init__(self, folder: Path, dtype: str) -> None:
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype)
+        self.model = model.to(best_device()).eval()
         config = self.model.config
         names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
         ids = {name: getattr(config, name) for name in names}
@@ -147,7 +150,7 @@ class Generate(Contender):
             options |= {"length_penalty": LENGTH_PENALTY, "early_stopping": False}
         if task.is_forced:
             options["suppress_tokens"] = [self.model.config.eos_token_id]
-        inputs = (model_inputs(batch, self.model.device.type) for batch in task.batches)
+        inputs = map(model_inputs, task.batches)
         generate = partial(self.model.generate, max_new_tokens=task.limit, **options)
         return [partial(generate, **batch) for batch in inputs]
 
@@ -163,9 +166,19 @@ class Inherited(Generate):
 
     label = "vanilla, Transformers' search"
 
-    def __init__(self, folder: Path, dtype: str, device: str = "cpu") -> None:
-        super().__init__(folder, dtype, device)
+    def __init__(self, folder: Path, dtype: str) -> None:
+        super().__init__(folder, dtype)
         self.model.generation_config.use_transformers_search = True
+
+
+class Static(Inherited):
+    """The same with a static cache, with which Transformers compiles the greedy search."""
+
+    label = "vanilla, Transformers' search, static cache"
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        super().__init__(folder, dtype)
+        self.model.generation_config.cache_implementation = "static"
 
 
 class M2M100(Generate):
@@ -173,8 +186,8 @@ class M2M100(Generate):
 
     label = "M2M100, our weights"
 
-    def __init__(self, folder: Path, dtype: str, device: str = "cpu") -> None:
-        super().__init__(folder, dtype, device)
+    def __init__(self, folder: Path, dtype: str) -> None:
+        super().__init__(folder, dtype)
         use_our_positions(self.model)
 
     @classmethod
@@ -193,7 +206,7 @@ class CTranslate2(Contender):
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self.end = AutoTokenizer.from_pretrained(folder).eos_token_id
-        self.engine = CTranslate2Engine(folder, device="cpu")
+        self.engine = CTranslate2Engine(folder, device=best_device())
 
     @classmethod
     def prepare(cls, ours: Path, folder: Path, lines: list[str]) -> Path:
@@ -274,7 +287,10 @@ CONTENDERS: dict[str, type[Contender]] = {
     "ctranslate2-float32": CTranslate2,
     "ctranslate2-int8": CTranslate2Int8,
     "marian": Marian,
+    "static": Static,
 }
+# Marian's model must be one of its own; compiling takes long.
+ON_REQUEST = ("marian", "static")
 
 
 def main() -> int:
@@ -297,9 +313,9 @@ def parse() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, sizes=("base",), known=PRESETS, rounds=3)
     parser.add_argument("--model", help="Folder of a trained model, instead of --sizes.")
     parser.add_argument("--test", help="Source lines for --model, plain or .gz.")
-    default = [name for name in CONTENDERS if name != "marian"]
+    default = [name for name in CONTENDERS if name not in ON_REQUEST]
     names = {"nargs": "+", "choices": CONTENDERS, "default": default, "metavar": "NAME"}
-    text = f"From {', '.join(CONTENDERS)} (all but marian, whose model must be one of its own)."
+    text = f"From {', '.join(CONTENDERS)} (all but {', '.join(ON_REQUEST)})."
     parser.add_argument("--contenders", **names, help=text)
     types = ["float32", "bfloat16"]
     parser.add_argument("--dtypes", nargs="+", choices=types, default=types, help="Both (default).")
@@ -349,10 +365,13 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
         for num_beams, size in product(options.beams, options.batch_sizes):
             batches = [sources[first : first + size] for first in range(0, len(sources), size)]
             task = Task(batches, limit, not options.model, num_beams)
-            # The first run warms up.
-            outputs = {name: each.run(task)[1] for name, each in contenders.items()}
-            runs = {name: partial(seconds_for, each, task) for name, each in contenders.items()}
-            seconds = take_turns(runs, options.rounds)
+            runs = {name: partial(each.run, task) for name, each in contenders.items()}
+            if num_beams > 1:
+                runs.pop("static", None)
+            # Compiling is over after two rounds.
+            found = take_turns(runs, options.rounds, warm_ups=2 if "static" in runs else 1)
+            seconds = {name: [each for each, _ in rounds] for name, rounds in found.items()}
+            outputs = {name: rounds[-1][1] for name, rounds in found.items()}
             if dtype == "float32":
                 check_same_outputs(outputs)
             search = f"beam {num_beams}" if num_beams > 1 else "greedy"
@@ -418,10 +437,10 @@ def random_sources(count: int, is_marian: bool = False) -> list[list[int]]:
     return [[*draw.choices(ids, k=size - 1), end] for size in sizes]
 
 
-def model_inputs(rows: list[list[int]], device: str = "cpu") -> dict[str, Tensor]:
+def model_inputs(rows: list[list[int]]) -> dict[str, Tensor]:
     """Ids, padded on the right with 0, and mask (1 = real token), `[B, S]`."""
-    ids, mask = padded(rows, 0)
-    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    ids, mask = (tensor.to(best_device()) for tensor in padded(rows, 0))
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def prepare(ours: Path, names: list[str], lines: list[str], scratch: Path) -> dict[str, Path]:
@@ -456,18 +475,13 @@ def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict
     return contenders
 
 
-def seconds_for(contender: Contender, task: Task) -> float:
-    """Seconds of one run."""
-    return contender.run(task)[0]
-
-
 def check_same_outputs(outputs: Mapping[str, list[list[int]]]) -> None:
     """Refuses to compare the speed of different functions.
 
     Raises:
         ValueError: If a contender that must equal ours in float32 translates differently.
     """
-    for name in outputs.keys() & {"inherited", "m2m100", "marian"}:
+    for name in outputs.keys() & {"inherited", "static", "m2m100", "marian"}:
         share = share_of_same(outputs[name], outputs["vanilla"])
         if share < LEAST_SAME:
             raise ValueError(

@@ -78,15 +78,20 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def wait_for_gpu() -> None:
-    """Returns when the GPU, if torch is loaded and has one, has finished its work."""
+    """Returns when the GPU, if torch uses one, has finished its work."""
+    if gpu := used_gpu():
+        gpu.synchronize()
+
+
+def used_gpu() -> Any:
+    """The module `torch.cuda`; None if torch is not loaded or has no GPU."""
     torch = sys.modules.get("torch")
-    if torch and torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return torch.cuda if torch and torch.cuda.is_available() else None
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a process, in bytes.
+    """Memory of a process, or of its GPU, in bytes.
 
     Attributes:
         start: Memory before the call, with everything imported.
@@ -108,6 +113,8 @@ def measure_alone(work: Callable[..., Any], *arguments: Any) -> Memory:
     """Calls a function of a module in a fresh process, which inherits no memory."""
     # What is no longer used leaves room for the process; trainers refer to themselves.
     gc.collect()
+    if gpu := used_gpu():
+        gpu.empty_cache()
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(_measure, work, *arguments).result()
 
@@ -115,6 +122,8 @@ def measure_alone(work: Callable[..., Any], *arguments: Any) -> Memory:
 def _measure(work: Callable[..., Any], *arguments: Any) -> Memory:
     start = process_memory("VmRSS")
     result = work(*arguments)
+    if gpu := used_gpu():
+        return Memory(0, gpu.max_memory_allocated(), result)
     return Memory(start, process_memory(), result)
 
 

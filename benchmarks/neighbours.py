@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from transformers import (
     M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
+    PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right
-from transformers.trainer_pt_utils import LabelSmoother
 
 from lab import (
     Report,
@@ -31,6 +31,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer_tools.training.plan import estimated_memory
 from vanilla_transformer_tools.training.starting_model import compile_layers
 
 FAMILIES = {
@@ -61,8 +62,8 @@ COMMON_FIELDS = (
     *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
 )
 LOGITS_TOLERANCE = 1e-4
-TRAINING_COLUMNS = ("model", "tokens/s", "range", "speed", "growth", "growth MB", "state MB")
-TRAINING_COLUMNS += ("peak MB", "start MB")
+TRAINING_COLUMNS = ("model", "tokens/s", "range", "speed", "TFLOP/s", "growth", "growth MB")
+TRAINING_COLUMNS += ("state MB", "peak MB", "start MB", "estimated MB")
 NEIGHBOURS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
 
 
@@ -190,7 +191,6 @@ class Training:
         model: A model of any family.
         cut: The batches.
         dtype: "float32", or the dtype of matrix products under autocast.
-        label_smoothing: Smoothing inside our model, and by Trainer's smoother for the others.
         compiler: Backend that compiles the layers, once for all shapes; None: none does.
     """
 
@@ -199,21 +199,16 @@ class Training:
         model: PreTrainedModel,
         cut: list[BatchEncoding],
         dtype: str = "float32",
-        label_smoothing: float = 0.0,
         compiler: str | None = None,
     ) -> None:
         device = best_device()
         self.model = model.to(device).train()
         if compiler:
             compile_layers(self.model, compiler)
-        self.smoother = None
-        if isinstance(model.config, VanillaTransformerConfig):
-            self.model.config.label_smoothing = label_smoothing
-        elif label_smoothing:
-            self.smoother = LabelSmoother(label_smoothing)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.dtype = getattr(torch, dtype)
-        self.cut = [batch.to(device) for batch in cut]
+        # The batches stay where they are, for other processes.
+        self.cut = [BatchEncoding(dict(batch)).to(device) for batch in cut]
 
     def run(self) -> float:
         """Seconds for one round over all batches."""
@@ -223,21 +218,19 @@ class Training:
         """Forward pass, backward pass and Adam."""
         device = self.model.device.type
         with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
-            loss = self.loss(batch)
+            loss = self.model(**batch).loss
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def loss(self, batch: BatchEncoding) -> torch.Tensor:
-        """The loss that Trainer would use, including label smoothing."""
-        if self.smoother is None:
-            return self.model(**batch).loss
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        # M2M100 has no `prepare_decoder_input_ids_from_labels`.
-        config = self.model.config
-        start = (config.pad_token_id, config.decoder_start_token_id)
-        shifted = shift_tokens_right(batch["labels"], *start)
-        return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
+    def estimate(self) -> float | None:
+        """Bytes that `train` expects the largest batch to take, with the state; ours only."""
+        if not isinstance(self.model.config, VanillaTransformerConfig):
+            return None
+        is_half = self.dtype != torch.float32
+        memory = estimated_memory(self.model, self.model.device, is_half=is_half)
+        tokens = max(batch["input_ids"].numel() + batch["labels"].numel() for batch in self.cut)
+        return memory.fixed + tokens * memory.per_token
 
 
 def _run_steps(make: Callable[..., Training], *setting: Any) -> int:
@@ -258,6 +251,7 @@ def compare_training(
 
     Speed and growth are also relative to those of the first. The growth is what a round adds to
     the state, which is weights, gradients and Adam's moments: activations, logits and buffers.
+    Memory is that of the GPU, if there is one.
 
     Args:
         report: Receives the table.
@@ -266,10 +260,14 @@ def compare_training(
         make: Function of a module that builds a contender; all have the same batches.
         settings: Its arguments, by the name of the contender.
     """
+    # After eight graphs of one function torch would compile no more.
+    torch.compiler.reset()
     contenders = {name: make(*setting) for name, setting in settings.items()}
     cut = next(iter(contenders.values())).cut
     runs = {name: contender.run for name, contender in contenders.items()}
     seconds = take_turns(runs, rounds, warm_ups=1)
+    flops = {name: training_flops(each.model.config, cut) for name, each in contenders.items()}
+    estimates = {name: each.estimate() for name, each in contenders.items()}
     # The processes need their memory.
     contenders.clear()
     runs.clear()
@@ -281,8 +279,39 @@ def compare_training(
         used = measure_alone(_run_steps, make, *settings[name])
         growths[name] = used.growth - used.result
         speeds = speed_cells(tokens, times, seconds[first])
+        speeds += [f"{flops[name] / median(times) / 1e12:.3g}"]
         sizes = megabytes(growths[name], used.result, used.peak, used.start)
+        sizes += megabytes(estimates[name]) if estimates[name] else ["-"]
         report.row(name, *speeds, f"{growths[name] / growths[first]:.2f}", *sizes)
+
+
+def training_flops(config: PreTrainedConfig, cut: list[BatchEncoding]) -> int:
+    """Floating-point operations of matrix products in a forward and a backward pass.
+
+    Only real tokens count. A product of a row with a matrix of n parameters costs 2 n operations
+    forward and 4 n backward. With S and T tokens a sentence, widths D and F, and V entries:
+
+    - encoder, a layer: S (4 D^2 + 2 D F) parameters' products and two products [S, S, D];
+    - decoder, a layer: T (4 D^2 + 2 D F) and two products [T, T, D] of self-attention; T 2 D^2 and
+      S 2 D^2 (keys and values) and two products [T, S, D] of cross-attention;
+    - output projection: T D V.
+
+    As is usual, the causal mask is not deducted, and neither softmax, norms, dropout, the gather of
+    embeddings nor the optimizer count.
+    """
+    width, total = config.d_model, 0
+    for batch in cut:
+        source = batch["attention_mask"].sum(1).double()
+        target = (batch["labels"] != -100).sum(1).double()
+        encoder = source * (4 * width**2 + 2 * width * config.encoder_ffn_dim)
+        encoder += 2 * source**2 * width
+        decoder = target * (4 * width**2 + 2 * width * config.decoder_ffn_dim)
+        decoder += 2 * target**2 * width
+        decoder += 2 * width**2 * (source + target) + 2 * source * target * width
+        products = config.encoder_layers * encoder + config.decoder_layers * decoder
+        total += round(float((products + target * width * config.vocab_size).sum()))
+    # A multiplication and an addition; the backward pass has two products for each.
+    return 3 * 2 * total
 
 
 def training_step(

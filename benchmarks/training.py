@@ -2,29 +2,32 @@
 r"""Training speed and memory against M2M100 and Marian of the same size, on identical batches.
 
 The seconds of a round are those of forward, backward and Adam over all batches, after a round that
-does not count. The table has the tokens of both sides per second without padding, their range, and
-the speed as a multiple of the first line's. Memory is measured in a process for each contender:
-growth is what a step adds to weights, gradients and Adam's state, also as a multiple of the first
-line's. With --profile a second table has the share of a round that kinds of operations take in the
-first model.
+does not count. The table has the tokens of both sides per second without padding, their range, the
+speed as a multiple of the first line's, and the operations of matrix products. Memory is measured
+in a process for each contender, on a GPU if there is one: growth is what a step adds to weights,
+gradients and Adam's state, also as a multiple of the first line's. With --profile a second table
+has the share of a round that kinds of operations take in the first model.
+
+Without --corpus, batches have random tokens in sentences as long as those of WMT.
 
 Examples:
   python benchmarks/training.py --corpus train.de.gz train.en.gz --sizes tiny base
   python benchmarks/training.py --corpus train.de.gz train.en.gz --sizes tiny --variants \
       --models default 'talking heads*' --compile
-  python benchmarks/training.py --corpus train.de.gz train.en.gz --sizes base --profile
+  python benchmarks/training.py --sizes base big --tokens 50000 --dtypes bfloat16 --profile
 """
 
 import fnmatch
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader
 from transformers import BatchEncoding, DataCollatorForSeq2Seq
 
 from kernels import profile_table
 from lab import PRESETS, Report, benchmark_parser
-from neighbours import FAMILIES, Training, build, compare_training
+from neighbours import FAMILIES, Training, build, compare_training, random_batches
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools import settings
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
@@ -33,6 +36,14 @@ from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pair
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
+# WMT's is no multiple of 64.
+WMT_VOCABULARY = 37_000
+# Pairs of WMT14 en-de have some 28 tokens a side with 37,000 BPE entries: a log-normal
+# distribution, and targets somewhat longer than sources.
+MEDIAN_LENGTH, SPREAD, LONGEST = 23.0, 0.65, 250
+RATIO, RATIO_SPREAD = 1.05, 0.2
+# So many times the batches needed are drawn, so that pairs of similar length are found.
+POOL = 20
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "eager attention": {"attn_implementation": "eager"},
@@ -55,11 +66,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Prints one table for each size and dtype."""
     parser = benchmark_parser(__doc__, sizes=("tiny", "base"), known=PRESETS, rounds=5)
-    parser.add_argument("--corpus", nargs=2, required=True, help="Source and target file.")
+    parser.add_argument("--corpus", nargs=2, help="Source and target file.")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--variants", action="store_true", help="Compare variants of our model.")
     parser.add_argument("--models", nargs="+", default=["*"], help="Their names, or patterns.")
-    parser.add_argument("--compile", action="store_true", help="Compile their layers.")
+    parser.add_argument("--compile", action="store_true", help="Ours also with compiled layers.")
     parser.add_argument("--profile", action="store_true", help="Also shares of operations.")
     parser.add_argument("--tokens", type=int, default=4096, help="Tokens per batch, both sides.")
     parser.add_argument("--batches", type=int, default=4, help="Batches per round (default: 4).")
@@ -70,13 +81,19 @@ def main() -> None:
         parser.error(f"--models must name some of {', '.join(known)}, got {options.models}")
     report = Report(options.output)
     for size in options.sizes:
-        cut = batches(options.corpus, VOCABULARY[size], options.tokens, options.batches)
+        if options.corpus:
+            vocab_size = VOCABULARY[size]
+            cut = batches(options.corpus, vocab_size, options.tokens, options.batches)
+        else:
+            vocab_size = WMT_VOCABULARY
+            cut = wmt_like_batches(options.tokens, options.batches, vocab_size)
         for dtype in options.dtypes:
-            setting = (size, VOCABULARY[size], cut, dtype)
-            compiler = "inductor" if options.compile else None
-            models = {name: (name, *setting, 0.0, compiler) for name in chosen}
-            note = f"{size}, {dtype}{', compiled' if options.compile else ''}"
-            note += f", vocabulary {VOCABULARY[size]:,}"
+            setting = (size, vocab_size, cut, dtype)
+            models = {name: (name, *setting) for name in chosen}
+            if options.compile:
+                ours = [name for name in chosen if name not in ("m2m100", "marian")]
+                models |= {f"{name}, compiled": (name, *setting, "inductor") for name in ours}
+            note = f"{size}, {dtype}, vocabulary {vocab_size:,}"
             compare_training(report, note, options.rounds, contender, models)
             if options.profile:
                 profile_table(report, f"{chosen[0]}: {note}", contender(*models[chosen[0]]).run)
@@ -92,6 +109,24 @@ def batches(corpus: list[str], vocab_size: int, max_tokens: int, count: int) -> 
     sampler = TokenBatchSampler(pair_lengths(data), max_tokens, seed=0)
     collate = DataCollatorForSeq2Seq(tokenizer)
     return list(islice(DataLoader(data, batch_sampler=sampler, collate_fn=collate), count))
+
+
+def wmt_like_batches(tokens: int, count: int, vocab_size: int) -> list[BatchEncoding]:
+    """Batches of random tokens in sentences as long as WMT's.
+
+    Args:
+        tokens: Most tokens of a batch, both sides, padding counted.
+        count: Number of batches.
+        vocab_size: Entries of the vocabulary.
+    """
+    draw = np.random.default_rng(0)
+    pairs = int(POOL * count * tokens / MEDIAN_LENGTH / 2)
+    source = draw.lognormal(np.log(MEDIAN_LENGTH), SPREAD, pairs)
+    target = source * draw.lognormal(np.log(RATIO), RATIO_SPREAD, pairs)
+    longest = min(LONGEST, tokens // 4)
+    lengths = np.stack((source, target), axis=1).round().astype(int).clip(2, longest)
+    sampler = TokenBatchSampler(lengths, tokens, seed=0)
+    return random_batches(lengths, islice(sampler, count), vocab_size)
 
 
 def contender(name: str, size: str, vocab_size: int, *setting: Any) -> Training:

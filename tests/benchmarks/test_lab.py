@@ -16,7 +16,7 @@ from lab import Memory, Report, measure_alone, process_memory, ratio, speed_cell
 
 # A median that is not the mean.
 SLOW, FAST = [8.0, 4.0, 30.0], [2.0, 1.0, 3.0]
-SCRIPTS = ("finetuning", "generation", "gpu", "growth", "peers", "plot_complexity", "service")
+SCRIPTS = ("finetuning", "generation", "growth", "peers", "plot_complexity", "service")
 SCRIPTS += ("threads", "training", "tricks")
 
 
