@@ -36,6 +36,7 @@ from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pair
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 VOCABULARY = {"tiny": 10_000, "small": 32_000, "base": 32_000, "big": 37_000}
+COMPILER = "inductor"
 # WMT's is no multiple of 64.
 WMT_VOCABULARY = 37_000
 # Pairs of WMT14 en-de have some 28 tokens a side with 37,000 BPE entries: a log-normal
@@ -92,7 +93,7 @@ def main() -> None:
             models = {name: (name, *setting) for name in chosen}
             if options.compile:
                 ours = [name for name in chosen if name not in ("m2m100", "marian")]
-                models |= {f"{name}, compiled": (name, *setting, "inductor") for name in ours}
+                models |= {f"{name}, compiled": (name, *setting, COMPILER) for name in ours}
             note = f"{size}, {dtype}, vocabulary {vocab_size:,}"
             compare_training(report, note, options.rounds, contender, models)
             if options.profile:

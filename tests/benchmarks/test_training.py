@@ -114,6 +114,7 @@ def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, cap
 @pytest.mark.slow
 def test_models_train_on_random_tokens_in_float32_and_compiled(monkeypatch, capsys):
     monkeypatch.setattr(training, "WMT_VOCABULARY", 200)
+    monkeypatch.setattr(training, "COMPILER", "eager")
     argv = "training.py --sizes tiny --tokens 400 --batches 1 --rounds 1 --dtypes float32"
     argv += " --models vanilla m2m100 --compile --profile"
     monkeypatch.setattr(sys, "argv", argv.split())
