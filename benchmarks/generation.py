@@ -40,7 +40,6 @@ from transformers.utils.logging import disable_progress_bar
 from lab import PRESETS, Report, benchmark_parser, best_device, seconds_of, speed_cells, take_turns
 from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools import settings
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.marian_files import (
@@ -87,17 +86,9 @@ class Task:
 
 
 class Contender:
-    """Something that translates.
-
-    Args:
-        folder: Folder that `prepare` has returned.
-        dtype: Dtype of the weights.
-    """
+    """Something that translates; it is built from the folder of `prepare`, in a dtype."""
 
     label: str
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        raise NotImplementedError
 
     @classmethod
     def prepare(cls, ours: Path, folder: Path, lines: list[str]) -> Path:
@@ -293,24 +284,9 @@ CONTENDERS: dict[str, type[Contender]] = {
 ON_REQUEST = ("marian", "static")
 
 
-def main() -> int:
-    """Prints a table for each model, dtype and number of threads; returns the exit status."""
-    options = parse()
-    disable_progress_bar()
-    report = Report(options.output)
-    try:
-        for model in [options.model] if options.model else options.sizes:
-            with tempfile.TemporaryDirectory() as scratch:
-                compare(report, model, options, Path(scratch))
-    except (ValueError, OSError) as error:
-        print(f"generation: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def parse() -> argparse.Namespace:
-    """Reads the options."""
-    parser = benchmark_parser(__doc__, sizes=("base",), known=PRESETS, rounds=3)
+def main() -> None:
+    """Prints a table for each model, dtype and number of threads."""
+    parser = benchmark_parser(__doc__, sizes=("base",), rounds=3)
     parser.add_argument("--model", help="Folder of a trained model, instead of --sizes.")
     parser.add_argument("--test", help="Source lines for --model, plain or .gz.")
     default = [name for name in CONTENDERS if name not in ON_REQUEST]
@@ -336,7 +312,14 @@ def parse() -> argparse.Namespace:
         parser.error("--contenders marian needs --sizes, and a model that m2m100 cannot compute")
     if not options.threads:
         parser.error(f"--threads must be at most OMP_NUM_THREADS, which is {most}")
-    return options
+    disable_progress_bar()
+    report = Report(options.output)
+    try:
+        for model in [options.model] if options.model else options.sizes:
+            with tempfile.TemporaryDirectory() as scratch:
+                compare(report, model, options, Path(scratch))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
 
 
 def compare(report: Report, model: str, options: argparse.Namespace, scratch: Path) -> None:
@@ -350,7 +333,9 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
     """
     folder, lines, limit = Path(model), ["any text"], LIMIT
     if options.model:
-        lines, sources = read_sources(options.test, options.sentences, folder)
+        found = (line for line in read_lines(options.test) if line.strip())
+        lines = list(islice(found, options.sentences))
+        sources = AutoTokenizer.from_pretrained(folder)(lines)["input_ids"]
     else:
         folder, limit = scratch / "random", RANDOM_TARGET_TOKENS
         is_marian = "marian" in options.contenders
@@ -380,13 +365,6 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
                 report.row(search, size, label, *cells(name, seconds, outputs))
 
 
-def read_sources(test: str, count: int, folder: Path) -> tuple[list[str], list[list[int]]]:
-    """The first sentences as text, and as ids with `</s>`; of a .tsv the first column."""
-    columns = (line.split("\t")[0] for line in read_lines(test))
-    lines = list(islice((line for line in columns if line.strip()), count))
-    return lines, AutoTokenizer.from_pretrained(folder)(lines)["input_ids"]
-
-
 @torch.no_grad()
 def write_random_model(preset: str, folder: Path, is_marian: bool = False) -> None:
     """A folder with a model of random weights, and a tokenizer with as many invented words.
@@ -398,7 +376,7 @@ def write_random_model(preset: str, folder: Path, is_marian: bool = False) -> No
             themselves.
     """
     torch.manual_seed(0)
-    sizes, size = settings.PRESETS[preset].config(), RANDOM_VOCABULARY
+    sizes, size = PRESETS[preset].config(), RANDOM_VOCABULARY
     if not is_marian:
         build("vanilla", vocab_size=size, **sizes).save_pretrained(folder)
         # Four entries are special tokens.
@@ -509,4 +487,4 @@ def cells(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

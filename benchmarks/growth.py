@@ -27,8 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import TrainerCallback, trainer
 
 from lab import Report, benchmark_parser, process_memory
+from vanilla_transformer_tools.commands.train import train
+from vanilla_transformer_tools.figures import new_figure, save_figure
 
 RUNS = ("first", "cached", "resumed")
 COLUMNS = ("pairs", "first update, s", "memory, GB", "from the cache, s", "resumed, s")
@@ -89,8 +92,6 @@ def cells(measured: dict[str, float]) -> list[str]:
 
 def draw(rows: list[dict[str, float]], path: Path) -> None:
     """Seconds and memory over pairs; pairs and seconds are logarithmic."""
-    from vanilla_transformer_tools.figures import new_figure, save_figure
-
     figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
     pairs = [measured["pairs"] for measured in rows]
@@ -148,9 +149,6 @@ def report_first_update(argv: list[str]) -> None:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     threading.Thread(target=look, daemon=True).start()
-    from transformers import TrainerCallback, trainer
-
-    from vanilla_transformer_tools.commands.train import train
 
     class FirstUpdate(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:

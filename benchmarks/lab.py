@@ -7,7 +7,6 @@ them. Times are medians of the rounds.
 import argparse
 import gc
 import re
-import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,34 +16,36 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+import torch
+import transformers
+
+from vanilla_transformer_tools.settings import PRESETS
+from vanilla_transformer_tools.training.run_record import hardware
+
 Name = TypeVar("Name", bound=Hashable)
 Measured = TypeVar("Measured")
-PRESETS = ("tiny", "small", "base", "big")
 
 
 def benchmark_parser(
     description: str | None,
-    *,
     sizes: Sequence[object] = (),
-    known: Iterable[str] = (),
+    known: Iterable[str] = PRESETS,
     rounds: int | None = None,
 ) -> argparse.ArgumentParser:
     """The options that all benchmarks have.
 
     Args:
         description: The benchmark's docstring.
-        sizes: Default of `--sizes`; without any there is no such option.
-        known: Sizes that have a name; without any, sizes are numbers.
+        sizes: Default of `--sizes`, names or numbers; without any there is no such option.
+        known: Sizes that have a name.
         rounds: Default of `--rounds`; None: no such option.
     """
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
     if sizes:
-        words = " ".join(map(str, sizes))
-        names = {"choices": tuple(known)} if known else {"type": int}
-        parser.add_argument(
-            "--sizes", nargs="+", default=list(sizes), help=f"Default: {words}.", **names
-        )
+        text = f"Default: {' '.join(map(str, sizes))}."
+        names = {"choices": tuple(known)} if isinstance(sizes[0], str) else {"type": int}
+        parser.add_argument("--sizes", nargs="+", default=list(sizes), help=text, **names)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"Default: {rounds}.")
     parser.add_argument("--output", type=Path, help="Markdown file of the report, written anew.")
@@ -78,15 +79,9 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def wait_for_gpu() -> None:
-    """Returns when the GPU, if torch uses one, has finished its work."""
-    if gpu := used_gpu():
-        gpu.synchronize()
-
-
-def used_gpu() -> Any:
-    """The module `torch.cuda`; None if torch is not loaded or has no GPU."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch and torch.cuda.is_available() else None
+    """Returns when the GPU, if there is one, has finished its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)
@@ -113,8 +108,7 @@ def measure_alone(work: Callable[..., Any], *arguments: Any) -> Memory:
     """Calls a function of a module in a fresh process, which inherits no memory."""
     # What is no longer used leaves room for the process; trainers refer to themselves.
     gc.collect()
-    if gpu := used_gpu():
-        gpu.empty_cache()
+    torch.cuda.empty_cache()
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(_measure, work, *arguments).result()
 
@@ -122,8 +116,8 @@ def measure_alone(work: Callable[..., Any], *arguments: Any) -> Memory:
 def _measure(work: Callable[..., Any], *arguments: Any) -> Memory:
     start = process_memory("VmRSS")
     result = work(*arguments)
-    if gpu := used_gpu():
-        return Memory(0, gpu.max_memory_allocated(), result)
+    if torch.cuda.is_available():
+        return Memory(0, torch.cuda.max_memory_allocated(), result)
     return Memory(start, process_memory(), result)
 
 
@@ -193,19 +187,12 @@ def megabytes(*sizes: float) -> list[str]:
     return [f"{size / 1e6:,.0f}" for size in sizes]
 
 
-def hardware_line(device: str | None = None) -> str:
-    """Device, threads and versions; by default the device on which training runs."""
-    import torch
-    from transformers import __version__
-
-    from vanilla_transformer_tools.training.run_record import hardware
-
-    name = hardware(torch.device(device or best_device()))
-    return f"{name}, torch {torch.__version__}, transformers {__version__}"
+def hardware_line() -> str:
+    """Device, threads and versions."""
+    name = hardware(torch.device(best_device()))
+    return f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
 
 
 def best_device() -> str:
     """The device on which contenders run."""
-    import torch
-
     return "cuda" if torch.cuda.is_available() else "cpu"

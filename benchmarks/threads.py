@@ -22,7 +22,6 @@ import torch
 
 from lab import PRESETS, Report, benchmark_parser, ratio, seconds_of, take_turns
 from neighbours import build, training_step
-from vanilla_transformer_tools import settings
 from vanilla_transformer_tools.threads import IdleCores
 
 SOURCES, LENGTH, VOCABULARY = 32, 24, 10_000
@@ -41,7 +40,7 @@ _BUSY = """if True:
 
 def main() -> int:
     """Prints a table; returns the exit status."""
-    parser = benchmark_parser(__doc__, sizes=("tiny", "base"), known=PRESETS, rounds=5)
+    parser = benchmark_parser(__doc__, sizes=("tiny", "base"), rounds=5)
     counts = {"nargs": "+", "type": int, "default": [0, 1, 2]}
     parser.add_argument("--neighbours", **counts, help="Busy programs (default: 0 1 2).")
     options = parser.parse_args()
@@ -66,7 +65,7 @@ def main() -> int:
 
 def build_tasks(size: str) -> dict[str, Callable[[], object]]:
     """What is measured, by name, with a model of a preset."""
-    model = build("vanilla", vocab_size=VOCABULARY, **settings.PRESETS[size].config())
+    model = build("vanilla", vocab_size=VOCABULARY, **PRESETS[size].config())
     ids = torch.randint(4, VOCABULARY, (SOURCES, LENGTH))
     return {
         "training": training_step(model, ids),

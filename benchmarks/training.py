@@ -29,7 +29,6 @@ from kernels import profile_table
 from lab import PRESETS, Report, benchmark_parser
 from neighbours import FAMILIES, Training, build, compare_training, random_batches
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools import settings
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
@@ -66,7 +65,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Prints one table for each size and dtype."""
-    parser = benchmark_parser(__doc__, sizes=("tiny", "base"), known=PRESETS, rounds=5)
+    parser = benchmark_parser(__doc__, sizes=("tiny", "base"), rounds=5)
     parser.add_argument("--corpus", nargs=2, help="Source and target file.")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--variants", action="store_true", help="Compare variants of our model.")
@@ -132,7 +131,7 @@ def wmt_like_batches(tokens: int, count: int, vocab_size: int) -> list[BatchEnco
 
 def contender(name: str, size: str, vocab_size: int, *setting: Any) -> Training:
     """A family, or a variant of our model, that trains; `setting` is for `Training`."""
-    sizes = settings.PRESETS[size].config() | {"dropout": 0.1}
+    sizes = PRESETS[size].config() | {"dropout": 0.1}
     head = sizes["d_model"] // sizes["encoder_attention_heads"]
     for field, value in VARIANTS.get(name, {}).items():
         sizes[field] = value * head if field in ("d_k", "d_v") else value

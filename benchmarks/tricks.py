@@ -22,36 +22,27 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import PreTrainedModel
 
-from lab import Report, benchmark_parser, measure_alone, take_turns
-from neighbours import training_step
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    fast_layers_vanilla_transformer,
-    fast_loss_vanilla_transformer,
-    fast_search_vanilla_transformer,
-)
+import neighbours
+from lab import PRESETS, Report, benchmark_parser, measure_alone, take_turns
+from vanilla_transformer import fast_layers_vanilla_transformer as layers
+from vanilla_transformer import fast_loss_vanilla_transformer as loss
+from vanilla_transformer import fast_search_vanilla_transformer as search
 from vanilla_transformer.fast_vanilla_transformer import Fast
 from vanilla_transformer.layers_vanilla_transformer import Attention, run_kernel
 from vanilla_transformer.plain_vanilla_transformer import Plain
-from vanilla_transformer_tools.settings import PRESETS
 
-layers = fast_layers_vanilla_transformer
-loss = fast_loss_vanilla_transformer
-search = fast_search_vanilla_transformer
 Step = Callable[[], None]
 VOCABULARY = {"tiny": 8000, "base": 37_000}
 LENGTH = 24
 LEAST_GAIN = 1.05
 
 
-def build(preset: str) -> VanillaTransformerForConditionalGeneration:
+def build(preset: str) -> PreTrainedModel:
     """A new model of a preset."""
-    config = VanillaTransformerConfig(
-        **{**PRESETS[preset].config(), "vocab_size": VOCABULARY[preset], "label_smoothing": 0.1}
-    )
-    return VanillaTransformerForConditionalGeneration(config)
+    sizes = PRESETS[preset].config() | {"vocab_size": VOCABULARY[preset]}
+    return neighbours.build("vanilla", label_smoothing=0.1, **sizes)
 
 
 def training(
@@ -59,7 +50,7 @@ def training(
 ) -> Step:
     """A whole step, of pairs of so many tokens a side."""
     ids = torch.randint(4, VOCABULARY[preset], (sentences, length))
-    return training_step(build(preset), ids, dtype)
+    return neighbours.training_step(build(preset), ids, dtype)
 
 
 def generation(preset: str, sentences: int, num_beams: int) -> Step:
