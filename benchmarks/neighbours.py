@@ -312,19 +312,3 @@ def training_flops(config: PreTrainedConfig, cut: list[BatchEncoding]) -> int:
         total += round(float((products + target * width * config.vocab_size).sum()))
     # A multiplication and an addition; the backward pass has two products for each.
     return 3 * 2 * total
-
-
-def training_step(
-    model: PreTrainedModel, ids: torch.Tensor, dtype: torch.dtype = torch.float32
-) -> Callable[[], None]:
-    """Forward pass, backward pass and Adam on a CPU; sources `[B, S]` are also the targets."""
-    optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True)
-
-    def step() -> None:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            loss = model.train()(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step

@@ -19,9 +19,10 @@ from functools import partial
 from statistics import median
 
 import torch
+from transformers import BatchEncoding
 
 from lab import PRESETS, Report, benchmark_parser, ratio, seconds_of, take_turns
-from neighbours import build, training_step
+from neighbours import Training, build
 from vanilla_transformer_tools.threads import IdleCores
 
 SOURCES, LENGTH, VOCABULARY = 32, 24, 10_000
@@ -65,14 +66,15 @@ def main() -> int:
 
 def build_tasks(size: str) -> dict[str, Callable[[], object]]:
     """What is measured, by name, with a model of a preset."""
-    model = build("vanilla", vocab_size=VOCABULARY, **PRESETS[size].config())
+    trained, model = (
+        build("vanilla", vocab_size=VOCABULARY, **PRESETS[size].config()) for _ in range(2)
+    )
     ids = torch.randint(4, VOCABULARY, (SOURCES, LENGTH))
+    generate = partial(model.eval().generate, max_length=LENGTH)
     return {
-        "training": training_step(model, ids),
-        "greedy": lambda: model.eval().generate(ids, num_beams=1, max_length=LENGTH),
-        "beam 4, one sentence": lambda: model.eval().generate(
-            ids[:1], num_beams=4, max_length=LENGTH
-        ),
+        "training": Training(trained, [BatchEncoding({"input_ids": ids, "labels": ids})]).run,
+        "greedy": partial(generate, ids, num_beams=1),
+        "beam 4, one sentence": partial(generate, ids[:1], num_beams=4),
     }
 
 

@@ -16,6 +16,7 @@ Examples:
 """
 
 import argparse
+import itertools
 import math
 import random
 from collections import Counter
@@ -131,16 +132,14 @@ def write_corpus(
     """Writes `train`, `validation` and `test` as `.de` and `.en`; returns the paths of all files.
 
     Line i of the two files is the same number; `test.numbers` holds the test split's numbers as
-    digits, for `exact_match_by_digits`. No number occurs twice, within a split or across splits.
-    `test.parts.de` and `test.parts.en` are the test split with blanks between the parts of each
-    number, and `test.alignment` holds the links between them, see `gold_alignment`.
+    digits. No number occurs twice, within a split or across splits. `test.parts.de` and
+    `test.parts.en` have blanks between the parts of each number, and `test.alignment` the links
+    between them, see `gold_alignment`.
 
     Half of each split is drawn log-uniformly over the range, so that short numbers occur, and the
-    other half uniformly. Both are drawn without repetition from the split's own pool: for each
-    number of digits, the test pool has 20 % of the numbers, the validation pool 10 %, and the
-    training pool the rest and 0. Neither the pools nor the test split depend on the other sizes.
-
-    Each file is replaced in one step.
+    other half uniformly, from the split's own pool: for each number of digits, the test pool has
+    20 % of the numbers, the validation pool 10 %, and the training pool the rest and 0. Neither the
+    pools nor the test split depend on the other sizes.
 
     Raises:
         ValueError: If a size is below 1 or above its pool; nothing is written then.
@@ -167,9 +166,8 @@ def write_corpus(
         if split == "test":
             contents[folder / f"{split}.numbers"] = map(str, numbers)
             for language, parts in (("de", german_parts), ("en", english_parts)):
-                contents[folder / f"{split}.parts.{language}"] = [
-                    " ".join(part.text for part in parts(number)) for number in numbers
-                ]
+                lines = [" ".join(part.text for part in parts(number)) for number in numbers]
+                contents[folder / f"{split}.parts.{language}"] = lines
             contents[folder / f"{split}.alignment"] = map(gold_alignment, numbers)
     write_together(contents)
     return list(contents)
@@ -188,12 +186,10 @@ def exact_match_by_digits(
             "`numbers`, `predictions` and `references` must have one entry per line each, got "
             f"{len(numbers)}, {len(predictions)} and {len(references)}. Pass the same lines of all."
         )
-    lines: Counter[int] = Counter()
-    exact: Counter[int] = Counter()
-    for number, prediction, reference in zip(numbers, predictions, references, strict=True):
-        digits = len(str(number))
-        lines[digits] += 1
-        exact[digits] += prediction == reference
+    lengths = [len(str(number)) for number in numbers]
+    lines = Counter(lengths)
+    same = map(str.__eq__, predictions, references)
+    exact = Counter(itertools.compress(lengths, same))
     return [DigitScore(digits, exact[digits], lines[digits]) for digits in sorted(lines)]
 
 
@@ -256,12 +252,8 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make", help="write the corpus")
     make.add_argument("folder", type=Path, help="where the files go; created if absent")
-    for split, size, largest in (
-        ("train", 40_000, 700_000),
-        ("validation", 500, 100_000),
-        ("test", 1_000, 200_000),
-    ):
-        text = f"size of the {split} split in lines, 1 to {largest} (default: {size})"
+    for split, size in (("train", 40_000), ("validation", 500), ("test", 1_000)):
+        text = f"size of the {split} split in lines (default: {size})"
         make.add_argument(f"--{split}", type=int, default=size, metavar="LINES", help=text)
     same = "the same seed and sizes give the same files (default: 0)"
     make.add_argument("--seed", type=int, default=0, help=same)
