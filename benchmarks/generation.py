@@ -1,20 +1,19 @@
 #!/usr/bin/env python
 """Speed of translation, on a GPU if there is one: ours, M2M100, CTranslate2 and Marian.
 
-M2M100 gets our weights and our position table, so it computes the same function, which is checked.
-All contenders translate the same batches, tokenised beforehand and in the file's order. The speed
-is relative to M2M100, or without it to this package's `generate`; same lines are outputs equal to
-ours. Tokens are targets, `</s>` counted. CTranslate2 searches as our Translator does with it.
---sizes has random weights and sources, and outputs of 32 tokens. Beam search has length penalty
+M2M100 gets our weights and our position table, so it computes the same function; in float32, that
+is checked. All contenders translate the same batches, tokenised beforehand and in the file's order.
+The speed is relative to M2M100, or without it to this package's `generate`; same lines are outputs
+equal to ours. Tokens are targets, `</s>` counted. CTranslate2 searches as our Translator does with
+it. --sizes has random weights and sources, and outputs of 32 tokens. Beam search has length penalty
 0.6. With the contender marian, which needs `pip install pymarian` and runs on a CPU, the model of
---sizes is one that Marian can hold, with the norms after the sublayers. The contender static is
-Transformers' greedy search with a static cache, which it compiles.
+--sizes is one that Marian can hold, with the norms after the sublayers.
 
 Example:
   python benchmarks/generation.py --model runs/de-en --test test.de.gz --threads 1
   python benchmarks/generation.py --sizes base --sentences 16 --batch_sizes 1 16
   python benchmarks/generation.py --sizes tiny base --contenders vanilla marian --dtypes float32
-  python benchmarks/generation.py --sizes base --contenders vanilla inherited m2m100 static
+  python benchmarks/generation.py --sizes base --contenders vanilla inherited m2m100
 """
 
 import argparse
@@ -38,7 +37,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from lab import PRESETS, Report, benchmark_parser, best_device, seconds_of, speed_cells, take_turns
-from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
+from neighbours import build, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.interop.export import export_model
@@ -162,16 +161,6 @@ class Inherited(Generate):
         self.model.generation_config.use_transformers_search = True
 
 
-class Static(Inherited):
-    """The same with a static cache, with which Transformers compiles the greedy search."""
-
-    label = "vanilla, Transformers' search, static cache"
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        super().__init__(folder, dtype)
-        self.model.generation_config.cache_implementation = "static"
-
-
 class M2M100(Generate):
     """M2M100 with our weights and our positions."""
 
@@ -278,10 +267,7 @@ CONTENDERS: dict[str, type[Contender]] = {
     "ctranslate2-float32": CTranslate2,
     "ctranslate2-int8": CTranslate2Int8,
     "marian": Marian,
-    "static": Static,
 }
-# Marian's model must be one of its own; compiling takes long.
-ON_REQUEST = ("marian", "static")
 
 
 def main() -> None:
@@ -289,9 +275,9 @@ def main() -> None:
     parser = benchmark_parser(__doc__, sizes=("base",), rounds=3)
     parser.add_argument("--model", help="Folder of a trained model, instead of --sizes.")
     parser.add_argument("--test", help="Source lines for --model, plain or .gz.")
-    default = [name for name in CONTENDERS if name not in ON_REQUEST]
+    default = [name for name in CONTENDERS if name != "marian"]
     names = {"nargs": "+", "choices": CONTENDERS, "default": default, "metavar": "NAME"}
-    text = f"From {', '.join(CONTENDERS)} (all but {', '.join(ON_REQUEST)})."
+    text = f"From {', '.join(CONTENDERS)} (all but marian)."
     parser.add_argument("--contenders", **names, help=text)
     types = ["float32", "bfloat16"]
     parser.add_argument("--dtypes", nargs="+", choices=types, default=types, help="Both (default).")
@@ -345,16 +331,13 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
     folders = prepare(folder, names, lines, scratch)
     for dtype, threads in product(options.dtypes, options.threads):
         torch.set_num_threads(threads)
-        contenders = load(folders, dtype, sources)
+        contenders = load(folders, dtype)
         report.table(f"{model}, {dtype}, {threads} threads, {len(sources)} sentences", *COLUMNS)
         for num_beams, size in product(options.beams, options.batch_sizes):
             batches = [sources[first : first + size] for first in range(0, len(sources), size)]
             task = Task(batches, limit, not options.model, num_beams)
             runs = {name: partial(each.run, task) for name, each in contenders.items()}
-            if num_beams > 1:
-                runs.pop("static", None)
-            # Compiling is over after two rounds.
-            found = take_turns(runs, options.rounds, warm_ups=2 if "static" in runs else 1)
+            found = take_turns(runs, options.rounds, warm_ups=1)
             seconds = {name: [each for each, _ in rounds] for name, rounds in found.items()}
             outputs = {name: rounds[-1][1] for name, rounds in found.items()}
             if dtype == "float32":
@@ -440,17 +423,13 @@ def prepare(ours: Path, names: list[str], lines: list[str], scratch: Path) -> di
     return folders
 
 
-def load(folders: dict[str, Path], dtype: str, sources: list[list[int]]) -> dict[str, Contender]:
-    """All contenders available in this dtype; in float32 their logits have been compared."""
-    contenders = {
+def load(folders: dict[str, Path], dtype: str) -> dict[str, Contender]:
+    """All contenders available in this dtype."""
+    return {
         name: CONTENDERS[name](folder, dtype)
         for name, folder in folders.items()
         if dtype == "float32" or issubclass(CONTENDERS[name], Generate)
     }
-    if dtype == "float32" and "m2m100" in contenders:
-        ours, theirs = contenders["vanilla"].model, contenders["m2m100"].model
-        check_same_logits(ours, theirs, model_inputs(sources[:16]))
-    return contenders
 
 
 def check_same_outputs(outputs: Mapping[str, list[list[int]]]) -> None:
@@ -459,7 +438,7 @@ def check_same_outputs(outputs: Mapping[str, list[list[int]]]) -> None:
     Raises:
         ValueError: If a contender that must equal ours in float32 translates differently.
     """
-    for name in outputs.keys() & {"inherited", "static", "m2m100", "marian"}:
+    for name in outputs.keys() & {"inherited", "m2m100", "marian"}:
         share = share_of_same(outputs[name], outputs["vanilla"])
         if share < LEAST_SAME:
             raise ValueError(

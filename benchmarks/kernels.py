@@ -1,14 +1,13 @@
 """How the time of a call divides among kinds of operations, by torch's profiler."""
 
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lab import Report, wait_for_gpu
+from lab import Report, seconds_of, wait_for_gpu
 
 # The first pattern that a name contains decides; GPU kernels first, then operations of a CPU.
 KINDS = (
@@ -36,11 +35,7 @@ def shares(work: Callable[[], object]) -> dict[str, float]:
     that its own cost is not in them.
     """
     work()
-    wait_for_gpu()
-    started = time.perf_counter()
-    work()
-    wait_for_gpu()
-    total = time.perf_counter() - started
+    total = seconds_of(work)
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
     with profile(activities=activities) as profiler:

@@ -172,11 +172,6 @@ class Text:
     references: list[str]
     updates: dict[bool, int]
 
-    def describe(self) -> str:
-        """Pairs, tokens and updates of an epoch."""
-        pairs, tokens, updates = len(self.lengths), int(self.lengths.sum()), self.updates[False]
-        return f"{pairs:,} pairs, {tokens:,} tokens, {updates:,} updates of {tokens / updates:,.0f}"
-
     def bleu(self, translations: list[str]) -> float:
         """Of the validation pairs, translated in pieces; no tokens are separated any further."""
         if len(translations) != len(self.references):
@@ -419,11 +414,15 @@ def main() -> None:
         files = ([options.data / name for name in names] for names in (TRAIN, VALIDATION))
         text = prepare(Path(folder), *files, None if options.until_bleu else PAIRS)
         jobs = {name: partial(Job, TOOLKITS[name], pythons[name], text) for name in chosen}
+        pairs, tokens, updates = len(text.lengths), int(text.lengths.sum()), text.updates[False]
+        note = f"{pairs:,} pairs, {tokens:,} tokens, {updates:,} updates of {tokens / updates:,.0f}"
         report = Report(options.output)
         if options.until_bleu:
-            minutes_table(report, text, jobs, options.until_bleu, options.limit)
+            report.table(note, *TIME)
+            minutes_rows(report, text.folder, jobs, options.until_bleu, options.limit)
         else:
-            speed_table(report, text, jobs, options.rounds)
+            report.table(note, *SPEED)
+            speed_rows(report, text, jobs, options.rounds)
 
 
 def attempt(name: str, run: Callable[[], Result]) -> Result | None:
@@ -435,7 +434,7 @@ def attempt(name: str, run: Callable[[], Result]) -> Result | None:
         return None
 
 
-def speed_table(
+def speed_rows(
     report: Report, text: Text, jobs: dict[str, Callable[..., Job]], rounds: int
 ) -> None:
     """Trains the toolkits in turn; speeds are compared with the first that did not fail."""
@@ -449,7 +448,6 @@ def speed_table(
 
     measured = take_turns({name: partial(run, name) for name in jobs}, rounds)
     found = {name: list(zip(*each, strict=True)) for name, each in measured.items() if all(each)}
-    report.table(text.describe(), *SPEED)
     for name in jobs:
         cells: Sequence[str] = FAILED
         if name in found:
@@ -460,13 +458,12 @@ def speed_table(
         report.row(name, *cells, TOOLKITS[name].lines())
 
 
-def minutes_table(
-    report: Report, text: Text, jobs: dict[str, Callable[..., Job]], goal: float, limit: float
+def minutes_rows(
+    report: Report, folder: Path, jobs: dict[str, Callable[..., Job]], goal: float, limit: float
 ) -> None:
     """Trains one toolkit after another to the BLEU."""
-    report.table(text.describe(), *TIME)
     for name, make in jobs.items():
-        job = make(text.folder / name, REPORT, SAVE)
+        job = make(folder / name, REPORT, SAVE)
         cells = attempt(name, partial(minutes_cells, job, goal, limit))
         report.row(name, *(cells or FAILED), TOOLKITS[name].lines())
 

@@ -20,13 +20,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from transformers.utils.logging import disable_progress_bar
 
-from lab import Report, benchmark_parser, megabytes, process_memory
+from lab import Report, benchmark_parser, megabytes, process_memory, seconds_of
 from vanilla_transformer_tools.translation import Translator
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
@@ -73,12 +74,13 @@ def translate_alone(
     """The translation that the service must give of each line, and the seconds of each alone."""
     translator = Translator.from_pretrained(model, num_beams=num_beams)
     list(translator.translate(lines[:1]))
-    expected, seconds = {}, []
-    for line in lines:
-        started = time.perf_counter()
+    expected = {}
+
+    def work(line: str) -> None:
         (found,) = translator.translate([line])
-        seconds.append(time.perf_counter() - started)
         expected[line] = found.text
+
+    seconds = [seconds_of(partial(work, line)) for line in lines]
     return expected, seconds
 
 

@@ -39,15 +39,14 @@ _BUSY = """if True:
 """
 
 
-def main() -> int:
-    """Prints a table; returns the exit status."""
+def main() -> None:
+    """Prints a table."""
     parser = benchmark_parser(__doc__, sizes=("tiny", "base"), rounds=5)
     counts = {"nargs": "+", "type": int, "default": [0, 1, 2]}
     parser.add_argument("--neighbours", **counts, help="Busy programs (default: 0 1 2).")
     options = parser.parse_args()
     if "OMP_NUM_THREADS" in os.environ:
-        print("OMP_NUM_THREADS fixes the number of threads: unset it.", file=sys.stderr)
-        return 2
+        parser.error("OMP_NUM_THREADS fixes the number of threads: unset it")
     # Under `taskset` torch starts with fewer than the machine has.
     numbers = range(1, max(torch.get_num_threads(), os.cpu_count() or 1) + 1)
     names = [f"{number} thread{'s' * (number > 1)}, s" for number in numbers]
@@ -61,7 +60,6 @@ def main() -> int:
                     runs = contenders(task, numbers)
                     seconds = take_turns(runs, options.rounds, warm_ups=1)
                     report.row(size, name, neighbours, *cells(seconds))
-    return 0
 
 
 def build_tasks(size: str) -> dict[str, Callable[[], object]]:
@@ -115,4 +113,4 @@ def busy_programs(count: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -81,26 +81,14 @@ def training_step_alone(is_chunked: bool) -> None:
         training("base", 48)()
 
 
-@contextmanager
-def without_layouts() -> Iterator[None]:
+def plain_linear(_: object, module: nn.Linear) -> Callable[..., torch.Tensor]:
     """Decoding with weights as they are stored."""
-
-    def linear(_: object, module: nn.Linear) -> Callable[..., torch.Tensor]:
-        return partial(F.linear, weight=module.weight, bias=module.bias)
-
-    with patch.object(layers.WeightLayouts, "linear", linear):
-        yield
+    return partial(F.linear, weight=module.weight, bias=module.bias)
 
 
-@contextmanager
-def without_merged_bans() -> Iterator[None]:
-    """Each processor is called."""
-
-    def keep(self: search.Constraints, processors: Any = ()) -> None:
-        self.banned, self.others = set(), list(processors)
-
-    with patch.object(search.Constraints, "__init__", keep):
-        yield
+def call_each(self: search.Constraints, processors: Any = ()) -> None:
+    """Each processor is called; no bans are merged."""
+    self.banned, self.others = set(), list(processors)
 
 
 @contextmanager
@@ -155,12 +143,18 @@ def tricks() -> dict[str, Trick]:
             generations,
         ),
         "weight layouts": Trick(
-            [layers.WeightForFewRows, layers.WeightLayouts], without_layouts, generations
+            [layers.WeightForFewRows, layers.WeightLayouts],
+            partial(patch.object, layers.WeightLayouts, "linear", plain_linear),
+            generations,
         ),
         "sentences that leave": Trick(
             [search._kept, search.IncrementalDecoder.keep], never_leaves, many
         ),
-        "merged bans": Trick([search.Constraints], without_merged_bans, many),
+        "merged bans": Trick(
+            [search.Constraints],
+            partial(patch.object, search.Constraints, "__init__", call_each),
+            many,
+        ),
         "own search": Trick(
             [search], partial(patch.object, Fast, "search", Plain.search), generations
         ),

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from itertools import groupby
+from itertools import accumulate, groupby
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -142,9 +142,7 @@ def find_places(root: Path) -> dict[str, list[Place]]:
     places = defaultdict(list)
     for path in sorted((root / "src").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        starts = [0]
-        for line in text.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
+        starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
         for name, first, last in _definitions(ast.parse(text).body):
             place = Place(path.relative_to(root), text, starts[first - 1], starts[last])
             places[name].append(place)
@@ -325,10 +323,10 @@ def run_tests(broken: Break, runs: list[list[str]], place: Path) -> None:
     os._exit(0)
 
 
-def parse() -> argparse.Namespace:
-    """Reads the options."""
+def main() -> int:
+    """Prints a Markdown table; the status is 1 unless a test caught every mutant."""
     parser = argparse.ArgumentParser(
-        description="Breaks the repository in one place at a time and reports which test notices.",
+        description=__doc__.partition("\n")[0],
         epilog="example: python checks/check_mutants.py --jobs 2 > mutants.md",
     )
     parser.add_argument("--only", metavar="WORDS", help="Those whose name contains these words.")
@@ -340,12 +338,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--record", action="store_true", help=record)
     parser.add_argument("--jobs", type=int, default=2, help="Processes at once (default: 2).")
     parser.add_argument("--limit", type=float, default=600, help="Seconds for each (default: 600).")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Prints a Markdown table; the status is 1 unless a test caught every mutant."""
-    arguments = parse()
+    arguments = parser.parse_args()
     # One thread for each process, and no Hub; read when the libraries are imported.
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     places = find_places(ROOT)

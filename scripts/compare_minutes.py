@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from runs import (
-    RunError,
     is_finished,
     matching,
     plan_parser,
@@ -104,17 +103,17 @@ class Corpus:
     def finish(self, run: str) -> int:
         """Trains and scores one model, unless that has been done; returns the exit status."""
         folder = self.output / slug(run)
-        try:
-            train(folder, self.runs()[run])
-        except RunError as error:
-            print(error, file=sys.stderr)
-            return 1
-        if scores_of(folder, NAME):
-            return 0
         words = ["--name", NAME, "--model", str(folder), "--metrics", self.metric]
         words += [*shlex.split(self.evaluate), "--test"]
         words += [str(self.data / file) for file in self.validation.split()]
-        return run_command("evaluate", *words)
+        try:
+            train(folder, self.runs()[run])
+            if not scores_of(folder, NAME):
+                run_command("evaluate", *words)
+        except subprocess.CalledProcessError as error:
+            print(error, file=sys.stderr)
+            return 1
+        return 0
 
     def scores(self, run: str) -> dict[str, Any]:
         """What was measured with a model, and the record of its training; empty: nothing yet."""

@@ -14,27 +14,17 @@ from typing import Any, NoReturn
 UNFINISHED_FILE, OPTIONS_FILE = ".unfinished", ".options"
 
 
-class RunError(Exception):
-    """A run that failed.
-
-    Args:
-        folder: Folder of the run.
-        status: Exit status of its command, or the negative number of the signal that ended it.
-    """
-
-    def __init__(self, folder: Path, status: int) -> None:
-        # A signal has the number that shells give it.
-        self.status = status if status >= 0 else 128 - status
-        super().__init__(f"{folder}: training ended with status {self.status}.")
-
-
 def run_main(main: Callable[[], int | None]) -> NoReturn:
-    """Ends the program with the status of `main`, or with 2 and the message of a user's mistake."""
+    """Ends the program with the status of `main`, or with the message and status of a mistake."""
     try:
         sys.exit(main())
-    except (ValueError, OSError, RunError, subprocess.CalledProcessError) as error:
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
-        sys.exit(error.status if isinstance(error, RunError) else 2)
+        sys.exit(2)
+    except subprocess.CalledProcessError as error:
+        print(error, file=sys.stderr)
+        # A signal has the number that shells give it.
+        sys.exit(error.returncode if error.returncode >= 0 else 128 - error.returncode)
 
 
 def plan_parser(description: str | None) -> argparse.ArgumentParser:
@@ -131,7 +121,7 @@ def train(folder: Path, words: list[str]) -> None:
     Raises:
         ValueError: If the folder holds anything but a run of this script with these options, or an
             unfinished one; or if that run has not ended.
-        RunError: If training fails.
+        subprocess.CalledProcessError: If training fails.
     """
     if is_finished(folder, words):
         return
@@ -149,16 +139,19 @@ def train(folder: Path, words: list[str]) -> None:
             shutil.rmtree(folder)
     folder.mkdir(parents=True)
     unfinished.write_text(shlex.join(words), encoding="utf-8")
-    if status := run_command("train", *words, "--output_dir", str(folder)):
-        raise RunError(folder, status)
+    run_command("train", *words, "--output_dir", str(folder))
     unfinished.rename(folder / OPTIONS_FILE)
 
 
-def run_command(*words: str) -> int:
-    """Runs a command of the package, which prints to stderr; returns its exit status."""
+def run_command(*words: str) -> None:
+    """Runs a command of the package, which prints to stderr.
+
+    Raises:
+        subprocess.CalledProcessError: If it fails.
+    """
     print(*words, file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "vanilla_transformer_tools.commands", *words]
-    return subprocess.run(command, check=False, stdout=sys.stderr).returncode
+    subprocess.run(command, check=True, stdout=sys.stderr)
 
 
 def scores_of(folder: Path, name: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
 
-from ..conftest import source_of
 from ..support.documents import ROOT
 from ..support.scripts import run_script
 
@@ -23,7 +22,7 @@ from generation import (
     prepare,
     write_random_model,
 )
-from neighbours import check_same_logits, copy_into_m2m100
+from neighbours import copy_into_m2m100
 
 END = 2
 SOURCES = [
@@ -53,7 +52,7 @@ def folder(tiny_model, tmp_path):
 @pytest.fixture
 def contenders(folder, tmp_path):
     folders = prepare(folder, ["vanilla", "inherited", "m2m100"], [], tmp_path)
-    return load(folders, "float32", SOURCES)
+    return load(folders, "float32")
 
 
 def task(num_beams, is_forced=False):
@@ -69,16 +68,6 @@ def test_m2m100_with_our_weights_gives_our_logits(tiny_model, batch):
     theirs = copied(**inputs).logits[is_real]
 
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-4)
-    check_same_logits(tiny_model, copied, source_of(batch))
-
-
-def test_another_function_is_refused(tiny_model, batch):
-    copied = copy_into_m2m100(tiny_model)
-    with torch.no_grad():
-        copied.model.decoder.embed_positions.weights[3, 0] += 0.1
-
-    with pytest.raises(ValueError, match=r"M2M100.*within 0.0001, got a difference of \d"):
-        check_same_logits(tiny_model, copied, source_of(batch))
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -141,7 +130,7 @@ def test_marian_gets_a_part_of_a_batch_for_each_thread_and_the_limit(tmp_path, m
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     write_random_model("tiny", tmp_path / "model", is_marian=True)
     folders = prepare(tmp_path / "model", ["vanilla", "marian"], [], tmp_path)
-    vanilla, marian = load(folders, "float32", []).values()
+    vanilla, marian = load(folders, "float32").values()
     batches = [[[5, 7, 9, 0], [6, 0]], [[8, 0]]]
 
     _, outputs = marian.run(Task(batches, 6, is_forced=True, num_beams=3))

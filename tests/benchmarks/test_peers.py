@@ -86,14 +86,9 @@ def test_speeds_are_compared_with_the_first_and_memory_is_the_most(tmp_path, cap
         assert updates == {"vanilla": 7}.get(name, 5)
         return SimpleNamespace(second_report=second_report)
 
-    text = SimpleNamespace(
-        folder=tmp_path,
-        lengths=np.array([1200]),
-        updates={False: 5, True: 7},
-        describe=lambda: "1,200 tokens",
-    )
+    text = SimpleNamespace(folder=tmp_path, lengths=np.array([1200]), updates={False: 5, True: 7})
 
-    peers.speed_table(peers.Report(), text, {name: partial(job, name) for name in epochs}, 3)
+    peers.speed_rows(peers.Report(), text, {name: partial(job, name) for name in epochs}, 3)
 
     printed = capsys.readouterr()
     assert [line.rpartition(" | ")[0] for line in printed.out.splitlines()[-3:]] == [

@@ -3,6 +3,7 @@
 import os
 import sys
 
+import pytest
 import torch
 
 from vanilla_transformer_tools import threads as counting
@@ -35,5 +36,7 @@ def test_fixed_number_of_threads_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["threads.py"])
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
 
-    assert threads.main() == 2
+    with pytest.raises(SystemExit, match="2"):
+        threads.main()
+
     assert "unset it" in capsys.readouterr().err

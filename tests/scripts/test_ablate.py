@@ -33,7 +33,7 @@ def script(monkeypatch, tmp_path):
     def run(train, *options):
         def run_command(command, **_):
             folder = Path(command[command.index("--output_dir") + 1])
-            return subprocess.CompletedProcess(command, train(folder))
+            subprocess.CompletedProcess(command, train(folder)).check_returncode()
 
         monkeypatch.setattr(subprocess, "run", run_command)
         given = ["plan.yaml", "--data", ".", "--output", "runs", *options]
@@ -67,7 +67,8 @@ def test_failure_of_a_run_is_that_of_the_script(script):
 
     assert (done.returncode, done.stdout) == (2, "")
     assert len(begun) == 1
-    assert f"{begun[0]}: training ended with status 2." in done.stderr
+    assert str(begun[0]) in done.stderr
+    assert "returned non-zero exit status 2." in done.stderr
 
 
 def test_run_that_was_stopped_is_no_result_and_begins_anew(script):

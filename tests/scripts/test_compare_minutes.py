@@ -68,11 +68,10 @@ def test_each_run_is_trained_and_scored_once_and_a_failure_stops_no_other(
             command[command.index("--output_dir" if calls[-1] == "train" else "--model") + 1]
         )
         if folder.name == "left-out":
-            return subprocess.CompletedProcess(command, 1)
+            raise subprocess.CalledProcessError(1, command)
         (folder / "run.json").write_text('{"minutes": 7.2}')
         scores = {"validation, whole": {"exact_match": 41.5, "exact_match_signature": "unit:line"}}
         (folder / "results.json").write_text(json.dumps(scores if calls[-1] == "evaluate" else {}))
-        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(compare_minutes.Corpus, "make_files", lambda self: None)
