@@ -18,19 +18,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from lab import (
-    Report,
-    best_device,
-    measure_alone,
-    megabytes,
-    seconds_of,
-    speed_cells,
-    take_turns,
-)
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
+from lab import Report, best_device, measure_alone, megabytes, seconds_of, speed_cells, take_turns
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.training.plan import estimated_memory
 from vanilla_transformer_tools.training.starting_model import compile_layers
 
@@ -117,11 +106,7 @@ def use_our_positions(model: M2M100ForConditionalGeneration) -> None:
 
 
 def random_batches(
-    lengths: np.ndarray,
-    rows: Iterable[Iterable[int]],
-    vocab_size: int,
-    pad: int = 0,
-    end: int = 2,
+    lengths: np.ndarray, rows: Iterable[Iterable[int]], vocab_size: int, pad: int = 0, end: int = 2
 ) -> list[BatchEncoding]:
     """Batches of random tokens, the same at each call.
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-r"""Training here and in other toolkits: speed, memory, minutes to a BLEU, lines of configuration.
+r"""Training here and in other toolkits: speed, memory, minutes to a BLEU.
 
 All train on the same pieces of words: a model of the preset `tiny`, with the same number of pairs
 in an update (on average: ours have a budget of tokens), learning rates, label smoothing, dropout of
 the residual connections, Adam and norm of gradients. Biases and initial values are those of each
-toolkit. What a user writes for each is in benchmarks/peers/; its lines are counted without empty
-ones and comments. Products are in float32, and in vanilla-bf16 in bfloat16.
+toolkit. What a user writes for each is in benchmarks/peers/. Products are in float32, and in
+vanilla-bf16 in bfloat16.
 
 Speed: each trains on the first 2,000 pairs for an epoch that does not count and for one that does,
 in a process of its own, whose start does not count. Tokens are those of both sides, with the ends
@@ -57,8 +57,8 @@ TRAIN, VALIDATION = ([f"{s}.lc.norm.tok.{side}.gz" for side in SIDES] for s in (
 PAIRS, VOCABULARY, TOKENS = 2000, 10_000, 4096
 # Updates from one scored checkpoint to the next, and from one report to the next.
 SAVE, REPORT = 200, 20
-SPEED = ("toolkit", "tokens/s", "range", "speed", "memory, MB", "lines")
-TIME = ("toolkit", "minutes", "updates", "BLEU", "memory, MB", "lines")
+SPEED = ("toolkit", "tokens/s", "range", "speed", "memory, MB")
+TIME = ("toolkit", "minutes", "updates", "BLEU", "memory, MB")
 FAILED = ("failed", "-", "-", "-")
 # What a piece that begins a word begins with.
 BLANK = "▁"
@@ -89,12 +89,6 @@ class Toolkit:
     translate: str
     batches_by_tokens: bool = False
     bf16: bool = False
-
-    def lines(self) -> int:
-        """Lines that a user writes, without empty ones and comments."""
-        text = "\n".join((CONFIGS / name).read_text(encoding="utf-8") for name in self.files)
-        lines = filter(None, map(str.strip, text.split("\n")))
-        return sum(not line.startswith(("#", '"""')) for line in lines)
 
 
 _VANILLA: dict[str, Any] = {
@@ -455,7 +449,7 @@ def speed_rows(
             first, _ = next(iter(found.values()))
             speeds = speed_cells(int(text.lengths.sum()), seconds, first)
             cells = [*speeds, *megabytes(max(peaks))]
-        report.row(name, *cells, TOOLKITS[name].lines())
+        report.row(name, *cells)
 
 
 def minutes_rows(
@@ -465,7 +459,7 @@ def minutes_rows(
     for name, make in jobs.items():
         job = make(folder / name, REPORT, SAVE)
         cells = attempt(name, partial(minutes_cells, job, goal, limit))
-        report.row(name, *(cells or FAILED), TOOLKITS[name].lines())
+        report.row(name, *(cells or FAILED))
 
 
 def minutes_cells(job: Job, goal: float, limit: float) -> list[str]:

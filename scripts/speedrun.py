@@ -33,16 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from runs import (
-    OPTIONS_FILE,
-    plan_parser,
-    read_plan,
-    read_rows,
-    run_main,
-    slug,
-    table,
-    train,
-)
+from runs import OPTIONS_FILE, plan_parser, read_plan, read_rows, run_main, slug, table, train
 
 MOST_PARAMETERS = 3_000_000
 MOST_SECONDS_APART = 60

@@ -1,4 +1,4 @@
-"""`benchmarks/lab.py` and `kernels.py`: what all benchmarks share."""
+"""`benchmarks/lab.py`: what all benchmarks share."""
 
 import runpy
 import sys
@@ -11,7 +11,6 @@ from ..support.documents import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import kernels
 from lab import Memory, Report, measure_alone, process_memory, ratio, speed_cells, take_turns
 
 # A median that is not the mean.
@@ -69,27 +68,3 @@ def test_help_shows_an_example(script, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert f"  python benchmarks/{script}.py " in said
     assert "--output OUTPUT" in said
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "products"),
-        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
-        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<...>", "loss"),
-        ("at::native::multi_tensor_apply_kernel<...FusedAdamMathFunctor>", "optimizer"),
-        ("void at::native::elementwise_kernel<CUDAFunctor_add>", "pointwise and sums"),
-    ],
-)
-def test_kernels_belong_to_their_kind(name, kind):
-    assert kernels.kind_of(name) == kind
-
-
-def test_shares_of_a_call_add_up_with_gaps():
-    left = torch.randn(400, 400)
-
-    found = kernels.shares(lambda: left @ left)
-
-    total = found.pop("all")
-    assert max(found.keys() - {"gaps"}, key=found.get) == "products"
-    assert sum(found.values()) >= total

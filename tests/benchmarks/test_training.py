@@ -134,3 +134,27 @@ def test_sizes_of_heads_are_multiples_of_the_default():
     )
 
     assert wide.d_k == 2 * default.d_model // default.encoder_attention_heads
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "products"),
+        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<...>", "loss"),
+        ("at::native::multi_tensor_apply_kernel<...FusedAdamMathFunctor>", "optimizer"),
+        ("void at::native::elementwise_kernel<CUDAFunctor_add>", "pointwise and sums"),
+    ],
+)
+def test_kernels_belong_to_their_kind(name, kind):
+    assert training.kind_of(name) == kind
+
+
+def test_shares_of_a_call_add_up_with_gaps():
+    left = torch.randn(400, 400)
+
+    found = training.shares(lambda: left @ left)
+
+    total = found.pop("all")
+    assert max(found.keys() - {"gaps"}, key=found.get) == "products"
+    assert sum(found.values()) >= total
