@@ -186,7 +186,7 @@ class CTranslate2(Contender):
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self.end = AutoTokenizer.from_pretrained(folder).eos_token_id
-        self.engine = CTranslate2Engine(folder, device=best_device())
+        self.engine = CTranslate2Engine(folder, device="auto")
 
     @classmethod
     def prepare(cls, ours: Path, folder: Path, lines: list[str]) -> Path:
