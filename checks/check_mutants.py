@@ -319,6 +319,7 @@ def run_tests(broken: Break, runs: list[list[str]], place: Path) -> None:
             fault = f"pytest ended with {status!r}" if status != pytest.ExitCode.OK else ""
     verdict = [failure.test, "" if failure.test else fault]
     (place / "verdict").write_text(json.dumps(verdict), encoding="utf-8")
+    sys.stdout.flush()
     # Threads that a test has left are not waited for.
     os._exit(0)
 
