@@ -73,7 +73,7 @@ class Toolkit:
     """What a user writes and runs, with placeholders for `string.Template`.
 
     Attributes:
-        files: In `CONFIGS`, written by the user; the first one has placeholders.
+        config: File in `CONFIGS`, with placeholders.
         train: Command after `python`.
         report: Found in the lines that training prints, one every `$$report` updates.
         checkpoint: Below `$$run`, after `$$update` updates.
@@ -82,7 +82,7 @@ class Toolkit:
         bf16: Whether matrix products are in bfloat16.
     """
 
-    files: tuple[str, ...]
+    config: str
     train: str
     report: str
     checkpoint: str
@@ -92,7 +92,7 @@ class Toolkit:
 
 
 _VANILLA: dict[str, Any] = {
-    "files": ("vanilla.yaml",),
+    "config": "vanilla.yaml",
     "train": "-m vanilla_transformer_tools.commands train $config",
     "report": r"^step +[\d,]+/.*loss",
     "checkpoint": "checkpoint-$update",
@@ -106,28 +106,28 @@ TOOLKITS = {
     "vanilla": Toolkit(**_VANILLA),
     "vanilla-bf16": Toolkit(**_VANILLA, bf16=True),
     "m2m100": Toolkit(
-        ("m2m100.yaml", "m2m100.py"),
+        "m2m100.yaml",
         "$configs/m2m100.py $config $data",
         r"^\{'loss'",
         "checkpoint-$update",
         "$configs/m2m100_translate.py $checkpoint < $source > $output",
     ),
     "joeynmt": Toolkit(
-        ("joeynmt.yaml",),
+        "joeynmt.yaml",
         "-m joeynmt train $config --skip-test",
         r"Step: +\d+, Batch Loss",
         "$update.ckpt",
         "-m joeynmt translate $config < $source > $output",
     ),
     "opennmt": Toolkit(
-        ("opennmt.yaml",),
+        "opennmt.yaml",
         "-m onmt.bin.train -config $config",
         r"Step +\d+/",
         "model_step_$update.pt",
         "-m onmt.bin.translate -model $checkpoint -src $source -output $output -beam_size 1",
     ),
     "eole": Toolkit(
-        ("eole.yaml",),
+        "eole.yaml",
         "-m eole.bin.main train -config $config",
         r"Step +\d+/",
         "step_$update",
@@ -135,7 +135,7 @@ TOOLKITS = {
         "-beam_size 1",
     ),
     "marian": Toolkit(
-        ("marian.yaml",),
+        "marian.yaml",
         "-c 'import pymarian; pymarian.Trainer(\"-c $config\").train()'",
         r" Up\. \d+ ",
         "../model.iter$update.npz",
@@ -262,7 +262,7 @@ class Job:
 
     def command(self, arguments: str, **more: object) -> str:
         """A command of the shell, whose configuration is written."""
-        config = self.folder / self.toolkit.files[0]
+        config = self.folder / self.toolkit.config
         values = {
             "configs": CONFIGS,
             "config": config,

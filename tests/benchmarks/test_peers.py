@@ -23,7 +23,7 @@ import peers
 from peers import CONFIGS, TOOLKITS, Job, Toolkit
 
 FAKE = Toolkit(
-    files=("fake.yaml",),
+    config="fake.yaml",
     train="$config",
     report="^step",
     checkpoint="$update.txt",
