@@ -115,7 +115,8 @@ def made_lines(pairs: int, seed: int) -> Iterator[str]:
     """Lines of `WORDS` words on average; the word of rank r has a frequency of 1 / (r + 10)."""
     rng = np.random.default_rng(seed)
     syllables = np.array([first + second for first in "bdfgklmnprstvwz" for second in "aeiou"])
-    words = np.array(["".join(rng.choice(syllables, n)) for n in rng.integers(1, 5, VOCABULARY)])
+    drawn = rng.choice(syllables, (VOCABULARY, 4)).tolist()
+    words = np.array(["".join(each[: rng.integers(1, 5)]) for each in drawn])
     shares = 1 / np.arange(10, VOCABULARY + 10)
     for first in range(0, pairs, LINES_AT_A_TIME):
         counts = rng.integers(1, 2 * WORDS, min(LINES_AT_A_TIME, pairs - first))

@@ -17,10 +17,8 @@ from statistics import median
 from typing import Any, TypeVar
 
 import torch
-import transformers
 
 from vanilla_transformer_tools.settings import PRESETS
-from vanilla_transformer_tools.training.run_record import hardware
 
 Name = TypeVar("Name", bound=Hashable)
 Measured = TypeVar("Measured")
@@ -189,8 +187,13 @@ def megabytes(*sizes: float) -> list[str]:
 
 def hardware_line() -> str:
     """Device, threads and versions."""
+    # Imported late: processes that measure their memory need none of it.
+    from transformers import __version__
+
+    from vanilla_transformer_tools.training.run_record import hardware
+
     name = hardware(torch.device(best_device()))
-    return f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{name}, torch {torch.__version__}, transformers {__version__}"
 
 
 def best_device() -> str:
