@@ -112,6 +112,8 @@ def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, cap
 
 
 @pytest.mark.slow
+# Of torch's compiler.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_models_train_on_random_tokens_in_float32_and_compiled(monkeypatch, capsys):
     monkeypatch.setattr(training, "WMT_VOCABULARY", 200)
     monkeypatch.setattr(training, "COMPILER", "eager")
