@@ -20,7 +20,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 # German number words to English ones: trains, scores unseen numbers, translates a few.
 demo: $(READY)
 	rm -rf $(DEMO)
-	$(RUN)python scripts/make_number_corpus.py $(NUMBERS)
+	$(RUN)python scripts/number_words.py make $(NUMBERS)
 	$(RUN)vanilla-transformer train --output_dir $(DEMO) \
 		--train $(NUMBERS)/train.de $(NUMBERS)/train.en \
 		--validation $(NUMBERS)/validation.de $(NUMBERS)/validation.en \
@@ -30,7 +30,7 @@ demo: $(READY)
 		--max_tokens_per_batch 4096 --num_train_epochs 10 --max_minutes 3.5
 	$(RUN)vanilla-transformer evaluate --model $(DEMO) --name numbers \
 		--test $(NUMBERS)/test.de $(NUMBERS)/test.en --output $(DEMO)/test.en
-	$(RUN)python scripts/score_numbers.py $(NUMBERS) $(DEMO)/test.en
+	$(RUN)python scripts/number_words.py score $(NUMBERS) $(DEMO)/test.en
 	$(RUN)vanilla-transformer translate --model $(DEMO) \
 		zweihundertfünfundvierzig neunundneunzigtausendeins siebenhunderttausenddreizehn
 	@echo "The model folder is $(DEMO); its card is $(DEMO)/README.md."

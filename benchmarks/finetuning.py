@@ -25,11 +25,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from lab import Memory, Report, benchmark_parser, megabytes, speed_cells, take_turns
-from neighbours import Training, random_batches, steps_alone, tokens_of
+from lab import Report, benchmark_parser
+from neighbours import Training, compare_training, random_batches
 from vanilla_transformer_tools.interop.importing import convert
 
-COLUMNS = ("model", "tokens/s", "range", "speed", "growth MB", "memory", "state MB")
 # The class itself, and what it becomes here.
 KINDS = ("in-tree", "vanilla")
 # Tokens of a side, the last one included.
@@ -65,22 +64,9 @@ def main() -> None:
     options = parser.parse_args()
     report = Report(options.output)
     for size in options.sizes:
-        compare(report, size, options.pairs, options.batches, options.rounds)
-
-
-def compare(report: Report, size: str, pairs: int, batches: int, rounds: int) -> None:
-    """Adds the table of a size."""
-    contenders = {kind: contender(size, kind, pairs, batches) for kind in KINDS}
-    tokens = tokens_of(contenders[KINDS[0]].cut)
-    runs = {kind: each.run for kind, each in contenders.items()}
-    seconds = take_turns(runs, rounds, warm_ups=1, where=size)
-    # Their memory is needed for the processes.
-    contenders.clear()
-    runs.clear()
-    memory = {kind: steps_alone(contender, size, kind, pairs, batches) for kind in KINDS}
-    report.table(f"{size}, float32, {pairs} pairs, {tokens:,} tokens a round", *COLUMNS)
-    for kind, cells in rows(tokens, seconds, memory).items():
-        report.row(kind, *cells)
+        settings = {kind: (size, kind, options.pairs, options.batches) for kind in KINDS}
+        note = f"{size}, float32, {options.pairs} pairs"
+        compare_training(report, note, options.rounds, contender, settings)
 
 
 def build(size: str, kind: str) -> PreTrainedModel:
@@ -104,20 +90,6 @@ def contender(size: str, kind: str, pairs: int, batches: int) -> Training:
     indices = np.arange(batches * pairs).reshape(batches, pairs)
     ids = {"pad": model.config.pad_token_id, "end": model.config.eos_token_id}
     return Training(model, random_batches(drawn, indices, model.config.vocab_size, **ids))
-
-
-def rows(
-    tokens: int, seconds: dict[str, list[float]], memory: dict[str, Memory]
-) -> dict[str, list[str]]:
-    """The cells of each contender; `memory.result` is weights, gradients and Adam in bytes."""
-    first = KINDS[0]
-    growths = {kind: used.growth - used.result for kind, used in memory.items()}
-    cells = {}
-    for kind, times in seconds.items():
-        growth, state = megabytes(growths[kind], memory[kind].result)
-        relative = f"{growths[kind] / growths[first]:.2f}"
-        cells[kind] = [*speed_cells(tokens, times, seconds[first]), growth, relative, state]
-    return cells
 
 
 if __name__ == "__main__":

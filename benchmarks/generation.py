@@ -1,60 +1,283 @@
 #!/usr/bin/env python
-"""Speed of translation on a CPU: ours against M2M100 and CTranslate2.
+"""Speed of translation, on a GPU if there is one: ours, M2M100, CTranslate2 and Marian.
 
-M2M100 gets our weights and our position table, so it computes the same function, which is checked.
-All contenders translate the same batches, tokenised beforehand and in the file's order. The speed
-is relative to M2M100, or without it to this package's `generate`; same lines are outputs equal to
-ours. Tokens are targets, `</s>` counted. CTranslate2 searches as our Translator does with it.
---sizes has random weights and sources, and outputs of 32 tokens. Beam search has length penalty
-0.6. With the contender marian, which needs `pip install pymarian`, the model of --sizes is one that
-Marian can hold, with the norms after the sublayers.
+M2M100 gets our weights and our position table, so it computes the same function; in float32, that
+is checked. All contenders translate the same batches, tokenised beforehand and in the file's order.
+The speed is relative to M2M100, or without it to this package's `generate`; same lines are outputs
+equal to ours. Tokens are targets, `</s>` counted. CTranslate2 searches as our Translator does with
+it. --sizes has random weights and sources, and outputs of 32 tokens. Beam search has length penalty
+0.6. With the contender marian, which needs `pip install pymarian` and runs on a CPU, the model of
+--sizes is one that Marian can hold, with the norms after the sublayers.
 
 Example:
   python benchmarks/generation.py --model runs/de-en --test test.de.gz --threads 1
   python benchmarks/generation.py --sizes base --sentences 16 --batch_sizes 1 16
   python benchmarks/generation.py --sizes tiny base --contenders vanilla marian --dtypes float32
+  python benchmarks/generation.py --sizes base --contenders vanilla inherited m2m100
 """
 
 import argparse
+import math
 import os
+import random
+import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from lab import PRESETS, Report, benchmark_parser, speed_cells, take_turns
+import torch
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
 
-if TYPE_CHECKING:
-    from generation_contenders import Contender, Task
+from lab import PRESETS, Report, benchmark_parser, best_device, seconds_of, speed_cells, take_turns
+from neighbours import build, copy_into_m2m100, use_our_positions
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.files import read_lines
+from vanilla_transformer_tools.interop.export import export_model
+from vanilla_transformer_tools.interop.marian_files import (
+    DECODER_FILE,
+    NO_ENTRY,
+    vocabulary_tokenizer,
+)
+from vanilla_transformer_tools.interop.to_marian import has_engine, write_marian
+from vanilla_transformer_tools.text.batches import padded
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training.starting_model import LENGTH_PENALTY
+from vanilla_transformer_tools.translation import Search
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.engines import Hypothesis
 
-LABELS = {
-    "vanilla": "vanilla",
-    "inherited": "vanilla, Transformers' search",
-    "m2m100": "M2M100, our weights",
-    "ctranslate2-float32": "CTranslate2 float32",
-    "ctranslate2-int8": "CTranslate2 int8",
-    "auto": "--engine auto",
-    "marian": "Marian",
-}
-# Contenders for which the model must be one of theirs.
-ON_REQUEST = {"marian"}
+RANDOM_VOCABULARY, RANDOM_TARGET_TOKENS = 32_000, 32
+# Least and most tokens; Marian's limit is a multiple of the longest source of a batch.
+RANDOM_SOURCE_TOKENS, MARIAN_SOURCE_TOKENS = (20, 30), (25, 25)
+# Longest output of a trained model, in tokens.
+LIMIT = 100
+# Idle OpenMP threads spin for this long, and would slow down the next contender.
+SECONDS_TO_SETTLE = 0.3
 COLUMNS = ("search", "batch", "contender", "sentences/s", "range", "speed", "tokens/s")
 COLUMNS += ("same lines",)
 # Below it, outputs differ by more than ties of floating-point numbers can explain.
 LEAST_SAME = 0.95
 
 
-def parse() -> argparse.Namespace:
-    """Reads the options."""
-    parser = benchmark_parser(__doc__, sizes=("base",), known=PRESETS, rounds=3)
+@dataclass(frozen=True)
+class Task:
+    """What to translate, and how.
+
+    Attributes:
+        batches: Ids of the sources, with `</s>`.
+        limit: Longest output, in tokens.
+        is_forced: Whether all outputs have exactly this length.
+        num_beams: Hypotheses of a sentence; 1 is greedy.
+    """
+
+    batches: list[list[list[int]]]
+    limit: int
+    is_forced: bool
+    num_beams: int
+
+
+class Contender:
+    """Something that translates; it is built from the folder of `prepare`, in a dtype."""
+
+    label: str
+
+    @classmethod
+    def prepare(cls, ours: Path, folder: Path, lines: list[str]) -> Path:
+        """The folder that this contender loads: that of our model, or a new one made from it.
+
+        Args:
+            ours: Folder of our model.
+            folder: Folder that may be created.
+            lines: Text on which an export is compared with our model.
+
+        Raises:
+            ImportError: If the contender's package is missing.
+        """
+        return ours
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """What is timed: a call for each batch, with its input prepared."""
+        raise NotImplementedError
+
+    def outputs(self, found: Any) -> list[list[int]]:
+        """Ids, including `</s>`, of the output of a call."""
+        raise NotImplementedError
+
+    def run(self, task: Task) -> tuple[float, list[list[int]]]:
+        """Seconds and outputs."""
+        calls, found = self.calls(task), []
+        time.sleep(SECONDS_TO_SETTLE)
+        seconds = seconds_of(lambda: found.extend(call() for call in calls))
+        return seconds, list(chain.from_iterable(map(self.outputs, found)))
+
+
+class Generate(Contender):
+    """`generate` of a saved model, ours or another of Transformers."""
+
+    label = "vanilla"
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype)
+        self.model = model.to(best_device()).eval()
+        config = self.model.config
+        names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+        ids = {name: getattr(config, name) for name in names}
+        never = [[ids["pad_token_id"]], [ids["bos_token_id"]]]
+        self.model.generation_config = GenerationConfig(**ids, bad_words_ids=never)
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """A `generate` for each batch."""
+        options: dict[str, Any] = {"num_beams": task.num_beams, "do_sample": False}
+        if task.num_beams > 1:
+            options |= {"length_penalty": LENGTH_PENALTY, "early_stopping": False}
+        if task.is_forced:
+            options["suppress_tokens"] = [self.model.config.eos_token_id]
+        inputs = map(model_inputs, task.batches)
+        generate = partial(self.model.generate, max_new_tokens=task.limit, **options)
+        return [partial(generate, **batch) for batch in inputs]
+
+    def outputs(self, found: Tensor) -> list[list[int]]:
+        """Rows without start token and padding."""
+        end = self.model.config.eos_token_id
+        rows = [row[1:] for row in found.tolist()]
+        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+class Inherited(Generate):
+    """Our model with Transformers' own searches."""
+
+    label = "vanilla, Transformers' search"
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        super().__init__(folder, dtype)
+        self.model.generation_config.use_transformers_search = True
+
+
+class M2M100(Generate):
+    """M2M100 with our weights and our positions."""
+
+    label = "M2M100, our weights"
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        super().__init__(folder, dtype)
+        use_our_positions(self.model)
+
+    @classmethod
+    def prepare(cls, ours: Path, folder: Path, lines: list[str]) -> Path:
+        """A folder of M2M100 with our weights."""
+        model = AutoModelForSeq2SeqLM.from_pretrained(ours, dtype="float32")
+        copy_into_m2m100(model).save_pretrained(folder)
+        return folder
+
+
+class CTranslate2(Contender):
+    """The engine of our Translator; where outputs are forced, it has the limit alone."""
+
+    label = "CTranslate2 float32"
+    quantization = "float32"
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.end = AutoTokenizer.from_pretrained(folder).eos_token_id
+        self.engine = CTranslate2Engine(folder, device="auto")
+
+    @classmethod
+    def prepare(cls, ours: Path, folder: Path, lines: list[str]) -> Path:
+        """An export."""
+        export_model(str(ours), folder, quantization=cls.quantization, sample=lines)
+        return folder
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """A batch of ids without prefixes for each batch."""
+        config = GenerationConfig(length_penalty=LENGTH_PENALTY)
+        search = Search.of(config, num_beams=task.num_beams)
+        translate = self.engine.translate_batch
+        return [
+            partial(translate, batch, [[] for _ in batch], [task.limit] * len(batch), search)
+            for batch in task.batches
+        ]
+
+    def outputs(self, found: list[list[Hypothesis]]) -> list[list[int]]:
+        """Ids of the best hypotheses."""
+        return [best.tokens + [self.end] * (not best.reached_limit) for best, *_ in found]
+
+
+class CTranslate2Int8(CTranslate2):
+    """The same with quantised weights."""
+
+    label = "CTranslate2 int8"
+    quantization = "int8"
+
+
+class Marian(Contender):
+    """Marian's engine, as `pymarian`, which reads and writes tokens as text; outputs are forced."""
+
+    label = "Marian"
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        import pymarian
+
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.threads = torch.get_num_threads()
+        options = f"--cpu-threads {self.threads} --quiet --quiet-translation"
+        self.engine = pymarian.Translator(f"-c {folder / DECODER_FILE} {options}")
+
+    @classmethod
+    def prepare(cls, ours: Path, folder: Path, lines: list[str]) -> Path:
+        """A folder of Marian's files."""
+        if not has_engine():
+            raise ImportError("pip install pymarian")
+        shutil.copytree(ours, folder)
+        model = AutoModelForSeq2SeqLM.from_pretrained(ours, dtype="float32")
+        write_marian(model, TokenizerPair.from_pretrained(str(folder)), folder)
+        return folder
+
+    def calls(self, task: Task) -> list[Callable[[], Any]]:
+        """A call for each batch, of which each thread gets a part."""
+        calls = []
+        for batch in task.batches:
+            lines = [" ".join(self.tokenizer.convert_ids_to_tokens(row[:-1])) for row in batch]
+            options = {
+                "beam-size": task.num_beams,
+                "normalize": LENGTH_PENALTY,
+                "mini-batch": math.ceil(len(batch) / self.threads),
+                "maxi-batch": self.threads,
+                # It stops at the first length that is no longer below the product.
+                "max-length-factor": (task.limit - 0.5) / max(map(len, batch)),
+            }
+            calls.append(partial(self.engine.translate, lines, **options))
+        return calls
+
+    def outputs(self, found: list[str]) -> list[list[int]]:
+        """Ids of the tokens."""
+        return [self.tokenizer.convert_tokens_to_ids(text.split()) for text in found]
+
+
+CONTENDERS: dict[str, type[Contender]] = {
+    "vanilla": Generate,
+    "inherited": Inherited,
+    "m2m100": M2M100,
+    "ctranslate2-float32": CTranslate2,
+    "ctranslate2-int8": CTranslate2Int8,
+    "marian": Marian,
+}
+
+
+def main() -> None:
+    """Prints a table for each model, dtype and number of threads."""
+    parser = benchmark_parser(__doc__, sizes=("base",), rounds=3)
     parser.add_argument("--model", help="Folder of a trained model, instead of --sizes.")
     parser.add_argument("--test", help="Source lines for --model, plain or .gz.")
-    default = [name for name in LABELS if name not in ON_REQUEST]
-    names = {"nargs": "+", "choices": LABELS, "default": default, "metavar": "NAME"}
-    text = f"From {', '.join(LABELS)} (all but {', '.join(ON_REQUEST)})."
+    default = [name for name in CONTENDERS if name != "marian"]
+    names = {"nargs": "+", "choices": CONTENDERS, "default": default, "metavar": "NAME"}
+    text = f"From {', '.join(CONTENDERS)} (all but marian)."
     parser.add_argument("--contenders", **names, help=text)
     types = ["float32", "bfloat16"]
     parser.add_argument("--dtypes", nargs="+", choices=types, default=types, help="Both (default).")
@@ -62,11 +285,10 @@ def parse() -> argparse.Namespace:
         ("beams", [1, 5], "Hypotheses per sentence; 1 is greedy (default: 1 5)."),
         ("batch_sizes", [1, 16, 64], "Sentences per batch (default: 1 16 64)."),
         ("threads", [1, 2], "CPU threads, at most OMP_NUM_THREADS (default: 1 2)."),
-        ("sentences", 200, "Number of lines to translate (default: 200)."),
-        ("max_new_tokens", 100, "Longest output in tokens, for --model (default: 100)."),
     ):
-        count = {"nargs": "+"} if isinstance(default, list) else {}
-        parser.add_argument(f"--{name}", type=int, default=default, help=text, **count)
+        parser.add_argument(f"--{name}", type=int, nargs="+", default=default, help=text)
+    text = "Number of lines to translate (default: 200)."
+    parser.add_argument("--sentences", type=int, default=200, help=text)
     options = parser.parse_args()
     most = int(os.environ.get("OMP_NUM_THREADS", max(options.threads)))
     options.threads = [number for number in options.threads if number <= most]
@@ -76,14 +298,6 @@ def parse() -> argparse.Namespace:
         parser.error("--contenders marian needs --sizes, and a model that m2m100 cannot compute")
     if not options.threads:
         parser.error(f"--threads must be at most OMP_NUM_THREADS, which is {most}")
-    return options
-
-
-def main() -> int:
-    """Prints a table for each model, dtype and number of threads; returns the exit status."""
-    options = parse()
-    from transformers.utils.logging import disable_progress_bar
-
     disable_progress_bar()
     report = Report(options.output)
     try:
@@ -91,9 +305,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as scratch:
                 compare(report, model, options, Path(scratch))
     except (ValueError, OSError) as error:
-        print(f"generation: {error}", file=sys.stderr)
-        return 2
-    return 0
+        parser.error(str(error))
 
 
 def compare(report: Report, model: str, options: argparse.Namespace, scratch: Path) -> None:
@@ -105,67 +317,119 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
         options: Options of the command line.
         scratch: Empty folder for models.
     """
-    import torch
-
-    import generation_contenders as contenders
-    from vanilla_transformer_tools.files import CACHE_VARIABLE
-
-    folder, lines, limit = Path(model), ["any text"], options.max_new_tokens
+    folder, lines, limit = Path(model), ["any text"], LIMIT
     if options.model:
-        lines, sources = read_sources(options.test, options.sentences, folder)
+        found = (line for line in read_lines(options.test) if line.strip())
+        lines = list(islice(found, options.sentences))
+        sources = AutoTokenizer.from_pretrained(folder)(lines)["input_ids"]
     else:
-        folder, limit = scratch / "random", contenders.RANDOM_TARGET_TOKENS
-        if "marian" in options.contenders:
-            contenders.write_random_marian(model, folder)
-            lengths = contenders.MARIAN_SOURCE_TOKENS
-            sources = contenders.random_sources(options.sentences, lengths, end=0)
-        else:
-            contenders.write_random_model(model, folder)
-            sources = contenders.random_sources(options.sentences)
-    names = [name for name in LABELS if name in options.contenders or name == "vanilla"]
-    folders = contenders.write_folders(folder, names, lines, scratch)
+        folder, limit = scratch / "random", RANDOM_TARGET_TOKENS
+        is_marian = "marian" in options.contenders
+        write_random_model(model, folder, is_marian)
+        sources = random_sources(options.sentences, is_marian)
+    names = [name for name in CONTENDERS if name in options.contenders or name == "vanilla"]
+    folders = prepare(folder, names, lines, scratch)
     for dtype, threads in product(options.dtypes, options.threads):
         torch.set_num_threads(threads)
-        loaded = contenders.load(folders, dtype, sources)
+        contenders = load(folders, dtype)
         report.table(f"{model}, {dtype}, {threads} threads, {len(sources)} sentences", *COLUMNS)
         for num_beams, size in product(options.beams, options.batch_sizes):
             batches = [sources[first : first + size] for first in range(0, len(sources), size)]
-            task = contenders.Task(batches, limit, not options.model, num_beams)
-            if "auto" in loaded:
-                # What users choose whose batches are of this size.
-                os.environ[CACHE_VARIABLE] = str(scratch / f"cache-{num_beams}-{size}")
-                loaded["auto"] = contenders.CONTENDERS["auto"](folders["auto"], dtype)
-            seconds, outputs = measure(loaded, task, options.rounds)
+            task = Task(batches, limit, not options.model, num_beams)
+            runs = {name: partial(each.run, task) for name, each in contenders.items()}
+            found = take_turns(runs, options.rounds, warm_ups=1)
+            seconds = {name: [each for each, _ in rounds] for name, rounds in found.items()}
+            outputs = {name: rounds[-1][1] for name, rounds in found.items()}
             if dtype == "float32":
                 check_same_outputs(outputs)
             search = f"beam {num_beams}" if num_beams > 1 else "greedy"
             for name in outputs:
-                report.row(search, size, LABELS[name], *cells(name, seconds, outputs))
+                label = CONTENDERS[name].label
+                report.row(search, size, label, *cells(name, seconds, outputs))
 
 
-def read_sources(test: str, count: int, folder: Path) -> tuple[list[str], list[list[int]]]:
-    """The first sentences as text, and as ids with `</s>`; of a .tsv the first column."""
-    from transformers import AutoTokenizer
+@torch.no_grad()
+def write_random_model(preset: str, folder: Path, is_marian: bool = False) -> None:
+    """A folder with a model of random weights, and a tokenizer with as many invented words.
 
-    from vanilla_transformer_tools.files import read_lines
+    Args:
+        preset: Sizes of the model.
+        folder: Folder to write.
+        is_marian: Whether it is a model that Marian can hold, whose outputs never end by
+            themselves.
+    """
+    torch.manual_seed(0)
+    sizes, size = PRESETS[preset].config(), RANDOM_VOCABULARY
+    if not is_marian:
+        build("vanilla", vocab_size=size, **sizes).save_pretrained(folder)
+        # Four entries are special tokens.
+        words = [f"word{number}" for number in range(size - 4)]
+        tokenizer = VanillaTransformerTokenizer.train(words, vocab_size=size, kind="word")
+        tokenizer.save_pretrained(folder)
+        return
+    start, half = size - 1, sizes["d_model"] // 2
+    model = build(
+        "vanilla",
+        vocab_size=size,
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), start),
+        **dict.fromkeys(("eos_token_id", "bos_token_id"), 0),
+        pre_norm=False,
+        lm_head_bias=True,
+        position_embedding_type="sinusoidal_concatenated",
+        position_base=10_000 ** (half / (half - 1)),
+        **sizes,
+    )
+    # Marian's decoder begins with zeros.
+    model.model.shared.weight[start] = 0
+    model.lm_head.bias[[0, start]] = NO_ENTRY
+    model.save_pretrained(folder)
+    words = ["</s>", "<unk>", *(f"word{number}" for number in range(2, start))]
+    entries = {word: number for number, word in enumerate(words)}
+    vocabulary_tokenizer(entries, start).save_pretrained(folder)
 
-    columns = (line.split("\t")[0] for line in read_lines(test))
-    lines = list(islice((line for line in columns if line.strip()), count))
-    return lines, AutoTokenizer.from_pretrained(folder)(lines)["input_ids"]
+
+def random_sources(count: int, is_marian: bool = False) -> list[list[int]]:
+    """Ids of sentences with `</s>`, the same at each call."""
+    draw = random.Random(0)
+    # The last id is Marian's padding.
+    ids = range(4, RANDOM_VOCABULARY - 1)
+    lengths, end = (MARIAN_SOURCE_TOKENS, 0) if is_marian else (RANDOM_SOURCE_TOKENS, 2)
+    sizes = [draw.randint(*lengths) for _ in range(count)]
+    return [[*draw.choices(ids, k=size - 1), end] for size in sizes]
 
 
-def measure(
-    contenders: Mapping[str, "Contender"], task: "Task", rounds: int
-) -> tuple[dict[str, list[float]], dict[str, list[list[int]]]]:
-    """Seconds of each round, and the outputs of a first run, which warms up."""
-    outputs = {name: contender.run(task)[1] for name, contender in contenders.items()}
-    runs = {name: partial(seconds_for, one, task) for name, one in contenders.items()}
-    return take_turns(runs, rounds), outputs
+def model_inputs(rows: list[list[int]]) -> dict[str, Tensor]:
+    """Ids, padded on the right with 0, and mask (1 = real token), `[B, S]`."""
+    ids, mask = (tensor.to(best_device()) for tensor in padded(rows, 0))
+    return {"input_ids": ids, "attention_mask": mask}
 
 
-def seconds_for(contender: "Contender", task: "Task") -> float:
-    """Seconds of one run."""
-    return contender.run(task)[0]
+def prepare(ours: Path, names: list[str], lines: list[str], scratch: Path) -> dict[str, Path]:
+    """The folder that each contender loads; those whose package is missing are named and left out.
+
+    Args:
+        ours: Folder of our model.
+        names: Keys of `CONTENDERS`.
+        lines: Text on which exports are compared.
+        scratch: Folder in which those of the others are created.
+    """
+    folders = {}
+    for name in names:
+        print(f"preparing {name}", file=sys.stderr)
+        try:
+            folders[name] = CONTENDERS[name].prepare(ours, scratch / name, lines)
+        except ImportError as error:
+            print(f"without {name}: {error}", file=sys.stderr)
+    return folders
+
+
+def load(folders: dict[str, Path], dtype: str) -> dict[str, Contender]:
+    """All contenders available in this dtype."""
+    return {
+        name: CONTENDERS[name](folder, dtype)
+        for name, folder in folders.items()
+        if dtype == "float32" or issubclass(CONTENDERS[name], Generate)
+    }
 
 
 def check_same_outputs(outputs: Mapping[str, list[list[int]]]) -> None:
@@ -202,4 +466,4 @@ def cells(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

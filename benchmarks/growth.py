@@ -12,7 +12,6 @@ Example:
   python benchmarks/growth.py --sizes 10000 100000 1000000 --picture growth.svg
 """
 
-import argparse
 import json
 import os
 import resource
@@ -27,24 +26,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from transformers import TrainerCallback, trainer
+
 from lab import Report, benchmark_parser, process_memory
+from vanilla_transformer_tools.commands.train import train
+from vanilla_transformer_tools.figures import new_figure, save_figure
 
 RUNS = ("first", "cached", "resumed")
 COLUMNS = ("pairs", "first update, s", "memory, GB", "from the cache, s", "resumed, s")
 COLUMNS += ("checkpoint, s",)
-WORDS = 27
-_VOCABULARY = 50_000
-_LINES_AT_A_TIME = 10_000
-# Words are drawn from a list in which each occurs as often as it shall be drawn.
-_DRAWN_FROM = 2**20
-_SECONDS_BETWEEN_LOOKS = 0.05
-_MARK = "growth: "
+WORDS, VOCABULARY, LINES_AT_A_TIME = 27, 50_000, 10_000
+SECONDS_BETWEEN_LOOKS = 0.05
+MARK = "growth: "
 
 
 def main() -> None:
     """Prints a table, a row after the runs of a size, and draws the seconds."""
-    if sys.argv[1:2] == ["--run"]:
-        return report_first_update(sys.argv[2:])
     parser = benchmark_parser(__doc__, sizes=(10_000, 100_000, 1_000_000))
     parser.add_argument("--streaming", action="store_true", help="Read pairs while training.")
     parser.add_argument("--folder", type=Path, help="Room for 1.5 KB a pair (default: TMPDIR).")
@@ -54,14 +52,13 @@ def main() -> None:
     report.table(f"Streaming: {options.streaming}", *COLUMNS)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for pairs in sorted(options.sizes):
-            rows.append(measure(pairs, Path(folder), options))
+            rows.append(measure(pairs, Path(folder), options.streaming))
             report.row(*cells(rows[-1]))
     if options.picture:
         draw(rows, options.picture)
-    return None
 
 
-def measure(pairs: int, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def measure(pairs: int, folder: Path, is_streaming: bool) -> dict[str, float]:
     """Pairs, and what the three runs have reported; the corpus is deleted."""
     corpus = [folder / "train.source", folder / "train.target"]
     for seed, path in enumerate(corpus):
@@ -69,7 +66,7 @@ def measure(pairs: int, folder: Path, options: argparse.Namespace) -> dict[str, 
             file.writelines(made_lines(pairs, seed))
     argv = ["--train", *map(str, corpus), "--preset", "tiny", "--disable_tqdm", "true"]
     argv += ["--vocab_size", "8000", "--save_strategy", "steps", "--save_steps", "1"]
-    argv += [*["--streaming"] * options.streaming, "--max_steps"]
+    argv += [*["--streaming"] * is_streaming, "--max_steps"]
     cache, again = folder / f"cache-{pairs}", folder / f"again-{pairs}"
     reports = (
         run([*argv, "1"], folder / f"first-{pairs}", cache),
@@ -95,8 +92,6 @@ def cells(measured: dict[str, float]) -> list[str]:
 
 def draw(rows: list[dict[str, float]], path: Path) -> None:
     """Seconds and memory over pairs; pairs and seconds are logarithmic."""
-    from vanilla_transformer_tools.figures import new_figure, save_figure
-
     figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
     pairs = [measured["pairs"] for measured in rows]
@@ -111,27 +106,21 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
     for name, label in (("first peak", "all"), ("first unmapped", "not mapped from files")):
         right.semilogx(pairs, [measured[name] / 1e9 for measured in rows], "o-", label=label)
     right.set(xlabel="pairs", ylabel="memory, GB", ylim=(0, None))
-    # Between the runs and the checkpoints.
-    left.legend(loc=(0.03, 0.15))
+    left.legend()
     right.legend()
     save_figure(figure, path)
 
 
 def made_lines(pairs: int, seed: int) -> Iterator[str]:
     """Lines of `WORDS` words on average; the word of rank r has a frequency of 1 / (r + 10)."""
-    import numpy as np
-
     rng = np.random.default_rng(seed)
     syllables = np.array([first + second for first in "bdfgklmnprstvwz" for second in "aeiou"])
-    lengths = rng.integers(1, 5, _VOCABULARY)
-    words = ["".join(rng.choice(syllables, length)) for length in lengths]
-    shares = np.cumsum(1 / np.arange(10, _VOCABULARY + 10))
-    places = (np.arange(_DRAWN_FROM) + 0.5) / _DRAWN_FROM
-    drawn_from = np.searchsorted(shares, places * shares[-1])
-    for first in range(0, pairs, _LINES_AT_A_TIME):
-        counts = rng.integers(1, 2 * WORDS, min(_LINES_AT_A_TIME, pairs - first))
-        drawn = drawn_from[rng.integers(0, _DRAWN_FROM, counts.sum())]
-        following = map(words.__getitem__, drawn.tolist())
+    drawn = rng.choice(syllables, (VOCABULARY, 4)).tolist()
+    words = np.array(["".join(each[: rng.integers(1, 5)]) for each in drawn])
+    shares = 1 / np.arange(10, VOCABULARY + 10)
+    for first in range(0, pairs, LINES_AT_A_TIME):
+        counts = rng.integers(1, 2 * WORDS, min(LINES_AT_A_TIME, pairs - first))
+        following = iter(rng.choice(words, counts.sum(), p=shares / shares.sum()).tolist())
         for count in counts.tolist():
             yield " ".join(islice(following, count)) + "\n"
 
@@ -146,8 +135,8 @@ def run(argv: list[str], output: Path, cache: Path) -> dict[str, float]:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     report: dict[str, float] = {}
     for line in done.stdout.splitlines():
-        if line.startswith(_MARK):
-            report |= json.loads(line.removeprefix(_MARK))
+        if line.startswith(MARK):
+            report |= json.loads(line.removeprefix(MARK))
     return report
 
 
@@ -158,12 +147,9 @@ def report_first_update(argv: list[str]) -> None:
     def look() -> None:
         while True:
             unmapped[0] = max(unmapped[0], process_memory("RssAnon"))
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
 
     threading.Thread(target=look, daemon=True).start()
-    from transformers import TrainerCallback, trainer
-
-    from vanilla_transformer_tools.commands.train import train
 
     class FirstUpdate(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -185,8 +171,11 @@ def report_first_update(argv: list[str]) -> None:
 
 def print_report(**values: float) -> None:
     """A line that `run` finds among the others."""
-    print(f"{_MARK}{json.dumps(values)}", flush=True)
+    print(f"{MARK}{json.dumps(values)}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--run"]:
+        report_first_update(sys.argv[2:])
+    else:
+        main()

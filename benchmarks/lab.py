@@ -7,7 +7,6 @@ them. Times are medians of the rounds.
 import argparse
 import gc
 import re
-import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,34 +16,34 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+import torch
+
+from vanilla_transformer_tools.settings import PRESETS
+
 Name = TypeVar("Name", bound=Hashable)
 Measured = TypeVar("Measured")
-PRESETS = ("tiny", "small", "base", "big")
 
 
 def benchmark_parser(
     description: str | None,
-    *,
     sizes: Sequence[object] = (),
-    known: Iterable[str] = (),
+    known: Iterable[str] = PRESETS,
     rounds: int | None = None,
 ) -> argparse.ArgumentParser:
     """The options that all benchmarks have.
 
     Args:
         description: The benchmark's docstring.
-        sizes: Default of `--sizes`; without any there is no such option.
-        known: Sizes that have a name; without any, sizes are numbers.
+        sizes: Default of `--sizes`, names or numbers; without any there is no such option.
+        known: Sizes that have a name.
         rounds: Default of `--rounds`; None: no such option.
     """
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
     if sizes:
-        words = " ".join(map(str, sizes))
-        names = {"choices": tuple(known)} if known else {"type": int}
-        parser.add_argument(
-            "--sizes", nargs="+", default=list(sizes), help=f"Default: {words}.", **names
-        )
+        text = f"Default: {' '.join(map(str, sizes))}."
+        names = {"choices": tuple(known)} if isinstance(sizes[0], str) else {"type": int}
+        parser.add_argument("--sizes", nargs="+", default=list(sizes), help=text, **names)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"Default: {rounds}.")
     parser.add_argument("--output", type=Path, help="Markdown file of the report, written anew.")
@@ -52,11 +51,7 @@ def benchmark_parser(
 
 
 def take_turns(
-    contenders: Mapping[Name, Callable[[], Measured]],
-    rounds: int,
-    *,
-    warm_ups: int = 0,
-    where: str = "",
+    contenders: Mapping[Name, Callable[[], Measured]], rounds: int, *, warm_ups: int = 0
 ) -> dict[Name, list[Measured]]:
     """What each contender returns, one value for each round.
 
@@ -64,17 +59,12 @@ def take_turns(
         contenders: Calls that return a measurement, by name.
         rounds: Number of rounds that count.
         warm_ups: Number of rounds before these.
-        where: First words of the progress on stderr; empty: no progress.
     """
     measured: dict[Name, list[Measured]] = {name: [] for name in contenders}
-    for number in range(1 - warm_ups, rounds + 1):
-        if where:
-            print(f"{where}: round {number} of {rounds}", file=sys.stderr)
+    for _ in range(warm_ups + rounds):
         for name, run in contenders.items():
-            value = run()
-            if number > 0:
-                measured[name].append(value)
-    return measured
+            measured[name].append(run())
+    return {name: values[warm_ups:] for name, values in measured.items()}
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
@@ -87,15 +77,14 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def wait_for_gpu() -> None:
-    """Returns when the GPU, if torch is loaded and has one, has finished its work."""
-    torch = sys.modules.get("torch")
-    if torch and torch.cuda.is_available():
+    """Returns when the GPU, if there is one, has finished its work."""
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a process, in bytes.
+    """Memory of a process, or of its GPU, in bytes.
 
     Attributes:
         start: Memory before the call, with everything imported.
@@ -117,6 +106,7 @@ def measure_alone(work: Callable[..., Any], *arguments: Any) -> Memory:
     """Calls a function of a module in a fresh process, which inherits no memory."""
     # What is no longer used leaves room for the process; trainers refer to themselves.
     gc.collect()
+    torch.cuda.empty_cache()
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(_measure, work, *arguments).result()
 
@@ -124,6 +114,8 @@ def measure_alone(work: Callable[..., Any], *arguments: Any) -> Memory:
 def _measure(work: Callable[..., Any], *arguments: Any) -> Memory:
     start = process_memory("VmRSS")
     result = work(*arguments)
+    if torch.cuda.is_available():
+        return Memory(0, torch.cuda.max_memory_allocated(), result)
     return Memory(start, process_memory(), result)
 
 
@@ -193,19 +185,17 @@ def megabytes(*sizes: float) -> list[str]:
     return [f"{size / 1e6:,.0f}" for size in sizes]
 
 
-def hardware_line(device: str | None = None) -> str:
-    """Device, threads and versions; by default the device on which training runs."""
-    import torch
+def hardware_line() -> str:
+    """Device, threads and versions."""
+    # Imported late: processes that measure their memory need none of it.
     from transformers import __version__
 
     from vanilla_transformer_tools.training.run_record import hardware
 
-    name = hardware(torch.device(device or best_device()))
+    name = hardware(torch.device(best_device()))
     return f"{name}, torch {torch.__version__}, transformers {__version__}"
 
 
 def best_device() -> str:
     """The device on which contenders run."""
-    import torch
-
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,13 @@ from transformers import (
     M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
+    PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right
-from transformers.trainer_pt_utils import LabelSmoother
 
-from lab import Memory, best_device, measure_alone, seconds_of
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
+from lab import Report, best_device, measure_alone, megabytes, seconds_of, speed_cells, take_turns
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer_tools.training.plan import estimated_memory
 from vanilla_transformer_tools.training.starting_model import compile_layers
 
 FAMILIES = {
@@ -52,7 +50,8 @@ COMMON_FIELDS = (
     *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
     *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
 )
-LOGITS_TOLERANCE = 1e-4
+TRAINING_COLUMNS = ("model", "tokens/s", "range", "speed", "TFLOP/s", "growth", "growth MB")
+TRAINING_COLUMNS += ("state MB", "peak MB", "start MB", "estimated MB")
 NEIGHBOURS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
 
 
@@ -106,34 +105,8 @@ def use_our_positions(model: M2M100ForConditionalGeneration) -> None:
         rows.copy_(sinusoids("vanilla", *rows.shape))
 
 
-@torch.no_grad()
-def check_same_logits(
-    model: PreTrainedModel, other: PreTrainedModel, inputs: dict[str, torch.Tensor]
-) -> None:
-    """Refuses a model that computes another function; sources of `inputs` are also the targets.
-
-    Raises:
-        ValueError: If logits of real tokens differ by more than `LOGITS_TOLERANCE`.
-    """
-    logits, others = (
-        one(**inputs, decoder_input_ids=inputs["input_ids"], use_cache=False).logits
-        for one in (model, other)
-    )
-    gap = (logits - others)[inputs["attention_mask"].bool()].abs().max()
-    # Written so that NaN fails.
-    if not gap <= LOGITS_TOLERANCE:
-        raise ValueError(
-            f"The logits of {type(other).__name__} must be those of {type(model).__name__} within "
-            f"{LOGITS_TOLERANCE}, got a difference of {gap:.1e}. It cannot represent this model."
-        )
-
-
 def random_batches(
-    lengths: np.ndarray,
-    rows: Iterable[Iterable[int]],
-    vocab_size: int,
-    pad: int = 0,
-    end: int = 2,
+    lengths: np.ndarray, rows: Iterable[Iterable[int]], vocab_size: int, pad: int = 0, end: int = 2
 ) -> list[BatchEncoding]:
     """Batches of random tokens, the same at each call.
 
@@ -180,7 +153,6 @@ class Training:
         model: A model of any family.
         cut: The batches.
         dtype: "float32", or the dtype of matrix products under autocast.
-        label_smoothing: Smoothing inside our model, and by Trainer's smoother for the others.
         compiler: Backend that compiles the layers, once for all shapes; None: none does.
     """
 
@@ -189,21 +161,16 @@ class Training:
         model: PreTrainedModel,
         cut: list[BatchEncoding],
         dtype: str = "float32",
-        label_smoothing: float = 0.0,
         compiler: str | None = None,
     ) -> None:
         device = best_device()
         self.model = model.to(device).train()
         if compiler:
             compile_layers(self.model, compiler)
-        self.smoother = None
-        if isinstance(model.config, VanillaTransformerConfig):
-            self.model.config.label_smoothing = label_smoothing
-        elif label_smoothing:
-            self.smoother = LabelSmoother(label_smoothing)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.dtype = getattr(torch, dtype)
-        self.cut = [batch.to(device) for batch in cut]
+        # The batches stay where they are, for other processes.
+        self.cut = [BatchEncoding(dict(batch)).to(device) for batch in cut]
 
     def run(self) -> float:
         """Seconds for one round over all batches."""
@@ -213,37 +180,97 @@ class Training:
         """Forward pass, backward pass and Adam."""
         device = self.model.device.type
         with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
-            loss = self.loss(batch)
+            loss = self.model(**batch).loss
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def loss(self, batch: BatchEncoding) -> torch.Tensor:
-        """The loss that Trainer would use, including label smoothing."""
-        if self.smoother is None:
-            return self.model(**batch).loss
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        # M2M100 has no `prepare_decoder_input_ids_from_labels`.
-        config = self.model.config
-        start = (config.pad_token_id, config.decoder_start_token_id)
-        shifted = shift_tokens_right(batch["labels"], *start)
-        return self.smoother(self.model(**inputs, decoder_input_ids=shifted), batch["labels"])
-
-
-def steps_alone(make: Callable[..., Training], *setting: Any) -> Memory:
-    """Memory of one round in a process of its own; the result is the bytes of the state.
-
-    The state is weights, gradients and Adam's moments. What the growth adds to these is
-    activations, logits and buffers.
-
-    Args:
-        make: Function of a module that builds the contender.
-        setting: Its arguments.
-    """
-    return measure_alone(_run_steps, make, *setting)
+    def estimate(self) -> float | None:
+        """Bytes that `train` expects the largest batch to take, with the state; ours only."""
+        if not isinstance(self.model.config, VanillaTransformerConfig):
+            return None
+        is_half = self.dtype != torch.float32
+        memory = estimated_memory(self.model, self.model.device, is_half=is_half)
+        tokens = max(batch["input_ids"].numel() + batch["labels"].numel() for batch in self.cut)
+        return memory.fixed + tokens * memory.per_token
 
 
 def _run_steps(make: Callable[..., Training], *setting: Any) -> int:
+    """Runs a round; returns the bytes of weights, gradients and Adam's moments."""
     contender = make(*setting)
     contender.run()
     return 16 * contender.model.num_parameters(only_trainable=True)
+
+
+def compare_training(
+    report: Report,
+    note: str,
+    rounds: int,
+    make: Callable[..., Training],
+    settings: dict[str, tuple[Any, ...]],
+) -> None:
+    """Adds a table of models that train in turn, and then each in a process for its memory.
+
+    Speed and growth are also relative to those of the first. The growth is what a round adds to
+    the state, which is weights, gradients and Adam's moments: activations, logits and buffers.
+    Memory is that of the GPU, if there is one.
+
+    Args:
+        report: Receives the table.
+        note: First words of the note above it.
+        rounds: Rounds that count.
+        make: Function of a module that builds a contender; all have the same batches.
+        settings: Its arguments, by the name of the contender.
+    """
+    # After eight graphs of one function torch would compile no more.
+    torch.compiler.reset()
+    contenders = {name: make(*setting) for name, setting in settings.items()}
+    cut = next(iter(contenders.values())).cut
+    runs = {name: contender.run for name, contender in contenders.items()}
+    seconds = take_turns(runs, rounds, warm_ups=1)
+    flops = {name: training_flops(each.model.config, cut) for name, each in contenders.items()}
+    estimates = {name: each.estimate() for name, each in contenders.items()}
+    # The processes need their memory.
+    contenders.clear()
+    runs.clear()
+    tokens, padding = tokens_of(cut), 100 * padding_of(cut)
+    note += f", {tokens:,} tokens in {len(cut)} batches, {padding:.1f} % padding"
+    report.table(note, *TRAINING_COLUMNS)
+    first, growths = next(iter(seconds)), {}
+    for name, times in seconds.items():
+        used = measure_alone(_run_steps, make, *settings[name])
+        growths[name] = used.growth - used.result
+        speeds = speed_cells(tokens, times, seconds[first])
+        speeds += [f"{flops[name] / median(times) / 1e12:.3g}"]
+        sizes = megabytes(growths[name], used.result, used.peak, used.start)
+        sizes += megabytes(estimates[name]) if estimates[name] else ["-"]
+        report.row(name, *speeds, f"{growths[name] / growths[first]:.2f}", *sizes)
+
+
+def training_flops(config: PreTrainedConfig, cut: list[BatchEncoding]) -> int:
+    """Floating-point operations of matrix products in a forward and a backward pass.
+
+    Only real tokens count. A product of a row with a matrix of n parameters costs 2 n operations
+    forward and 4 n backward. With S and T tokens a sentence, widths D and F, and V entries:
+
+    - encoder, a layer: S (4 D^2 + 2 D F) parameters' products and two products [S, S, D];
+    - decoder, a layer: T (4 D^2 + 2 D F) and two products [T, T, D] of self-attention; T 2 D^2 and
+      S 2 D^2 (keys and values) and two products [T, S, D] of cross-attention;
+    - output projection: T D V.
+
+    As is usual, the causal mask is not deducted, and neither softmax, norms, dropout, the gather of
+    embeddings nor the optimizer count.
+    """
+    width, total = config.d_model, 0
+    for batch in cut:
+        source = batch["attention_mask"].sum(1).double()
+        target = (batch["labels"] != -100).sum(1).double()
+        encoder = source * (4 * width**2 + 2 * width * config.encoder_ffn_dim)
+        encoder += 2 * source**2 * width
+        decoder = target * (4 * width**2 + 2 * width * config.decoder_ffn_dim)
+        decoder += 2 * target**2 * width
+        decoder += 2 * width**2 * (source + target) + 2 * source * target * width
+        products = config.encoder_layers * encoder + config.decoder_layers * decoder
+        total += round(float((products + target * width * config.vocab_size).sum()))
+    # A multiplication and an addition; the backward pass has two products for each.
+    return 3 * 2 * total

@@ -13,7 +13,11 @@ import time
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from lab import Report, benchmark_parser, take_turns
+from vanilla_transformer import VanillaTransformerConfig, layers_vanilla_transformer
+from vanilla_transformer_tools.figures import new_figure, save_figure
 
 STYLES = {"equation (1)": "ko", "whole layer": "k^", "self-attention, n² d": "k-"}
 STYLES |= {"recurrent, n d²": "--", "convolutional, k n d²": "-.", "restricted, r n d": ":"}
@@ -27,10 +31,6 @@ def complexities(n: int, d: int, k: int = 3, r: int = 64) -> tuple[int, ...]:
 
 def milliseconds(n: int, d: int) -> tuple[float, float]:
     """Processor time of equation (1) and of the whole layer, eager, one sequence, 8 heads."""
-    import torch
-
-    from vanilla_transformer import VanillaTransformerConfig, layers_vanilla_transformer
-
     torch.set_num_threads(1)
     layer = layers_vanilla_transformer.SelfAttention(VanillaTransformerConfig(d_model=d), 8)
     with torch.inference_mode():
@@ -69,8 +69,6 @@ def main() -> None:
 
 def draw(panels: dict[str, list[list[float]]], sizes: list[int], fixed: int, path: Path) -> None:
     """Draws the cells of each panel over its sizes."""
-    from vanilla_transformer_tools.figures import new_figure, save_figure
-
     figure = new_figure(9, 4)
     for axes, (axis, rows) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         for name, column in zip(STYLES, zip(*rows, strict=True), strict=True):

@@ -1,16 +1,15 @@
 #!/usr/bin/env python
 """Load test of `vanilla-transformer serve` on the loopback address.
 
-First the speed of 1, 8 and 64 clients with one line a request, against the same lines translated
-one at a time without a service. Then requests of all kinds from 64 clients: texts, lists and
-documents, invalid UTF-8 and 10 MB texts. Every answer is compared with translations computed
-beforehand. Memory is that of the service after each quarter.
+First the speed of 1, 8 and 64 clients with one line a request, against the same lines, German
+number words, translated one at a time without a service. Then requests of all kinds from 64
+clients: texts, lists and documents, invalid UTF-8 and 10 MB texts. Every answer is compared with
+translations computed beforehand. Memory is that of the service after each quarter.
 
 Example:
   python benchmarks/service.py --model runs/demo --requests 20000
 """
 
-import argparse
 import http.client
 import json
 import random
@@ -18,56 +17,49 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from lab import Report, benchmark_parser, megabytes, process_memory
+from transformers.utils.logging import disable_progress_bar
+
+from lab import Report, benchmark_parser, megabytes, process_memory, seconds_of
+from vanilla_transformer_tools.translation import Translator
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+from number_words import german
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-STORM_CLIENTS = 64
+CLIENTS = (1, 8, 64)
 SECONDS = 120
 # Kinds of requests, and how often each is drawn.
-KINDS = {
-    "text": 70,
-    "list": 10,
-    "document": 8,
-    "invalid UTF-8": 3,
-    "10 MB": 1,
-}
+KINDS = {"text": 70, "list": 10, "document": 8, "invalid UTF-8": 3, "10 MB": 1}
 COUNTS = ("sent", "right", "wrong", "lost", "busy")
-
-
-def parse() -> argparse.Namespace:
-    """Reads the options."""
-    parser = benchmark_parser(__doc__)
-    parser.add_argument("--model", required=True, help="Folder of a trained model.")
-    parser.add_argument("--test", help="Source lines (default: German number words).")
-    parser.add_argument("--lines", type=int, default=1000, help="Number of lines (default: 1000).")
-    parser.add_argument("--engine", help="Option of the command (default: its own).")
-    parser.add_argument("--num_beams", type=int, help="Option of the command (default: its own).")
-    counts = {"type": int, "nargs": "+", "default": [1, 8, 64]}
-    parser.add_argument("--clients", **counts, help="Clients at a time (default: 1 8 64).")
-    parser.add_argument("--requests", type=int, default=20_000, help="Of all kinds (20000).")
-    return parser.parse_args()
 
 
 def main() -> int:
     """Prints three tables; the exit status is 1 if an answer is wrong or missing."""
-    options = parse()
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--model", required=True, help="Folder of a trained model.")
+    parser.add_argument("--lines", type=int, default=1000, help="Number of lines (default: 1000).")
+    parser.add_argument("--num_beams", type=int, default=1, help="Hypotheses (default: 1).")
+    parser.add_argument("--requests", type=int, default=20_000, help="Of all kinds (20000).")
+    options = parser.parse_args()
+    disable_progress_bar()
     report = Report(options.output)
-    expected, alone = translate_alone(options)
-    with running_service(options) as service:
+    lines = list(map(german, random.Random(0).sample(range(10**6), options.lines)))
+    expected, alone = translate_alone(options.model, options.num_beams, lines)
+    with running_service(options.model, options.num_beams) as service:
         report.table("Speed", "clients", "lines/s", "against none", "p50, ms", "p99, ms")
-        unserved = speed(alone, sum(alone))
-        report.row("none", *speed_cells(unserved, unserved))
-        for clients in options.clients:
-            served = speed(*ask_lines(service, expected, clients))
-            report.row(clients, *speed_cells(served, unserved))
+        report.row("none", *speed_cells(alone, sum(alone), sum(alone)))
+        for clients in CLIENTS:
+            seconds, total = ask_lines(service, expected, clients)
+            report.row(clients, *speed_cells(seconds, total, sum(alone)))
         memory, counts = storm(service, expected, options.requests)
     report.table("Requests", "request", "sent", "right", "wrong", "lost", "429 before")
     for kind, found in (counts | {"all": sum(counts.values(), Counter())}).items():
@@ -76,44 +68,27 @@ def main() -> int:
     return int(faults(counts) > 0)
 
 
-def translate_alone(options: argparse.Namespace) -> tuple[dict[str, str], list[float]]:
+def translate_alone(
+    model: str, num_beams: int, lines: list[str]
+) -> tuple[dict[str, str], list[float]]:
     """The translation that the service must give of each line, and the seconds of each alone."""
-    # Imported late: they load torch, and `--help` should answer at once.
-    from transformers.utils.logging import disable_progress_bar
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-    from number_words import german
-    from vanilla_transformer_tools.files import read_lines
-    from vanilla_transformer_tools.translation import Translator
-
-    if options.test:
-        read = dict.fromkeys(line for line in read_lines(options.test) if line.strip())
-    else:
-        read = dict.fromkeys(map(german, random.Random(0).sample(range(10**6), options.lines)))
-    disable_progress_bar()
-    settings = {name: getattr(options, name) for name in ("engine", "num_beams")}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    translator = Translator.from_pretrained(options.model, **settings)
-    lines = list(islice(read, options.lines))
+    translator = Translator.from_pretrained(model, num_beams=num_beams)
     list(translator.translate(lines[:1]))
-    expected, seconds = {}, []
-    for line in lines:
-        started = time.perf_counter()
+    expected = {}
+
+    def work(line: str) -> None:
         (found,) = translator.translate([line])
-        seconds.append(time.perf_counter() - started)
         expected[line] = found.text
+
+    seconds = [seconds_of(partial(work, line)) for line in lines]
     return expected, seconds
 
 
-class Service:
-    """A service on a port of the loopback address, in a process of its own."""
+class Service(NamedTuple):
+    """A service on a port of the loopback address, in the process of this id."""
 
-    def __init__(self, port: int, process: subprocess.Popen[str]) -> None:
-        self.port, self.process = port, process
-
-    def memory(self) -> int:
-        """Resident bytes."""
-        return process_memory("VmRSS", self.process.pid)
+    port: int
+    pid: int
 
     def connect(self) -> http.client.HTTPConnection:
         """A connection that may be used again."""
@@ -132,13 +107,11 @@ class Service:
 
 
 @contextmanager
-def running_service(options: argparse.Namespace) -> Any:
+def running_service(model: str, num_beams: int) -> Iterator[Service]:
     """`vanilla-transformer serve` in a process of its own."""
     command = [sys.executable, "-m", "vanilla_transformer_tools.commands", "serve", "--port", "0"]
-    command += ["--source_language", "xx", "--target_language", "yy", "--model", options.model]
-    for name in ("engine", "num_beams"):
-        if getattr(options, name) is not None:
-            command += [f"--{name}", str(getattr(options, name))]
+    command += ["--source_language", "xx", "--target_language", "yy"]
+    command += ["--model", model, "--num_beams", str(num_beams)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         printed = []
@@ -148,7 +121,7 @@ def running_service(options: argparse.Namespace) -> Any:
                 break
         else:
             raise OSError(f"the service did not start:\n{''.join(printed)}")
-        yield Service(int(line.rpartition(":")[2]), process)
+        yield Service(int(line.rpartition(":")[2]), process.pid)
     finally:
         process.kill()
         process.communicate()
@@ -167,14 +140,6 @@ def send(
     content = response.read()
     is_json = response.headers["content-type"] == JSON
     return response.status, json.loads(content) if is_json else content.decode()
-
-
-def attempt(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any] | None:
-    """What a call returns; None if no answer came."""
-    try:
-        return call()
-    except (OSError, http.client.HTTPException):
-        return None
 
 
 def body_of(q: str | list[str], encode: Callable[[Any], str] = json.dumps) -> bytes:
@@ -209,18 +174,18 @@ def ask_lines(
         return seconds, time.perf_counter() - started
 
 
-def speed(seconds: list[float], total: float) -> tuple[float, float, float]:
-    """Lines per second, and the median and 99th percentile of the seconds of a line."""
+def speed_cells(seconds: list[float], total: float, alone: float) -> list[str]:
+    """Lines per second, also against those without a service, and milliseconds of a request.
+
+    Args:
+        seconds: Seconds of each request.
+        total: Seconds of all requests together.
+        alone: Seconds of the same lines without a service.
+    """
     ordered = sorted(seconds)
-    last = len(ordered) - 1
-    return len(seconds) / total, ordered[round(0.5 * last)], ordered[round(0.99 * last)]
-
-
-def speed_cells(found: tuple[float, float, float], alone: tuple[float, float, float]) -> list[str]:
-    """Lines per second, also against those without a service, and milliseconds of a request."""
-    rate, *seconds = found
-    times = [f"{1000 * each:.1f}" for each in seconds]
-    return [f"{rate:,.0f}", f"{rate / alone[0]:.2f}", *times]
+    places = (round(share * (len(ordered) - 1)) for share in (0.5, 0.99))
+    times = [f"{1000 * ordered[place]:.1f}" for place in places]
+    return [f"{len(seconds) / total:,.0f}", f"{alone / total:.2f}", *times]
 
 
 def storm(
@@ -231,22 +196,22 @@ def storm(
     Returns:
         Memory of the service in bytes, before and after each quarter, and `COUNTS` by kind.
     """
-    memory = [service.memory()]
+    memory = [process_memory("VmRSS", service.pid)]
     kinds = random.Random(seed).choices(list(KINDS), list(KINDS.values()), k=requests)
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
 
     def run(number: int) -> tuple[str, list[str]]:
         rng = random.Random(f"{seed} {number}")
-        return kinds[number], send_one(service, kinds[number], rng, expected)
+        return kinds[number], send_one(service, *request(kinds[number], rng, expected))
 
-    with ThreadPoolExecutor(STORM_CLIENTS) as pool:
+    with ThreadPoolExecutor(CLIENTS[-1]) as pool:
         for quarter in range(4):
             numbers = range(quarter * requests // 4, (quarter + 1) * requests // 4)
             for kind, noted in pool.map(run, numbers):
                 counts[kind].update(noted)
             while service.waiting():
                 time.sleep(0.01)
-            memory.append(service.memory())
+            memory.append(process_memory("VmRSS", service.pid))
     return memory, counts
 
 
@@ -256,14 +221,14 @@ def faults(counts: dict[str, Counter[str]]) -> int:
 
 
 def send_one(
-    service: Service, kind: str, rng: random.Random, expected: dict[str, str]
+    service: Service, body: bytes, content_type: str, status: int, answer: Any
 ) -> list[str]:
     """Sends one request, again after each 429; what to count."""
-    body, content_type, status, answer = request(kind, rng, expected)
     noted = ["sent"]
     while True:
-        found = attempt(lambda: service.ask(body, content_type))
-        if found is None:
+        try:
+            found = service.ask(body, content_type)
+        except (OSError, http.client.HTTPException):
             return [*noted, "lost"]
         if found[0] != 429:
             is_right = found[0] == status and (answer is None or found[1] == answer)

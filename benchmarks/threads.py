@@ -18,10 +18,14 @@ from contextlib import contextmanager
 from functools import partial
 from statistics import median
 
-from lab import PRESETS, Report, benchmark_parser, ratio, row, seconds_of, take_turns
-from versions import build_tasks
+import torch
+from transformers import BatchEncoding
 
-TASKS = ("training", "greedy", "beam 4, one sentence")
+from lab import PRESETS, Report, benchmark_parser, ratio, seconds_of, take_turns
+from neighbours import Training, build
+from vanilla_transformer_tools.threads import IdleCores
+
+SOURCES, LENGTH, VOCABULARY = 32, 24, 10_000
 # Time that the busy programs have to start.
 SECONDS_TO_START = 1.0
 # They end when their standard input does, at the latest with this process, whose children they are
@@ -35,41 +39,45 @@ _BUSY = """if True:
 """
 
 
-def main() -> int:
-    """Prints a table; returns the exit status."""
-    parser = benchmark_parser(__doc__, sizes=("tiny", "base"), known=PRESETS, rounds=5)
+def main() -> None:
+    """Prints a table."""
+    parser = benchmark_parser(__doc__, sizes=("tiny", "base"), rounds=5)
     counts = {"nargs": "+", "type": int, "default": [0, 1, 2]}
     parser.add_argument("--neighbours", **counts, help="Busy programs (default: 0 1 2).")
     options = parser.parse_args()
     if "OMP_NUM_THREADS" in os.environ:
-        print("OMP_NUM_THREADS fixes the number of threads: unset it.", file=sys.stderr)
-        return 2
-
-    import torch
-
-    from vanilla_transformer_tools import settings
-
+        parser.error("OMP_NUM_THREADS fixes the number of threads: unset it")
     # Under `taskset` torch starts with fewer than the machine has.
     numbers = range(1, max(torch.get_num_threads(), os.cpu_count() or 1) + 1)
     names = [f"{number} thread{'s' * (number > 1)}, s" for number in numbers]
     report = Report(options.output)
     report.table("Seconds", "size", "task", "busy programs", *names, "idle cores, s", "ratio")
     for size in options.sizes:
-        tasks = build_tasks(settings.PRESETS[size].config())
+        tasks = build_tasks(size)
         for neighbours in options.neighbours:
             with busy_programs(neighbours):
-                for task in TASKS:
-                    runs = contenders(tasks[task], numbers)
+                for name, task in tasks.items():
+                    runs = contenders(task, numbers)
                     seconds = take_turns(runs, options.rounds, warm_ups=1)
-                    report.add(table_row(size, task, neighbours, seconds))
-    return 0
+                    report.row(size, name, neighbours, *cells(seconds))
 
 
-def contenders(task: Callable[[], None], numbers: range) -> dict[int | None, Callable[[], float]]:
+def build_tasks(size: str) -> dict[str, Callable[[], object]]:
+    """What is measured, by name, with a model of a preset."""
+    trained, model = (
+        build("vanilla", vocab_size=VOCABULARY, **PRESETS[size].config()) for _ in range(2)
+    )
+    ids = torch.randint(4, VOCABULARY, (SOURCES, LENGTH))
+    generate = partial(model.eval().generate, max_length=LENGTH)
+    return {
+        "training": Training(trained, [BatchEncoding({"input_ids": ids, "labels": ids})]).run,
+        "greedy": partial(generate, ids, num_beams=1),
+        "beam 4, one sentence": partial(generate, ids[:1], num_beams=4),
+    }
+
+
+def contenders(task: Callable[[], object], numbers: range) -> dict[int | None, Callable[[], float]]:
     """Seconds of a task by number of threads; None: that of idle cores."""
-    import torch
-
-    from vanilla_transformer_tools.threads import IdleCores
 
     def timed(number: int | None) -> float:
         if number is None:
@@ -81,12 +89,14 @@ def contenders(task: Callable[[], None], numbers: range) -> dict[int | None, Cal
     return {number: partial(timed, number) for number in (*numbers, None)}
 
 
-def table_row(size: str, task: str, neighbours: int, seconds: dict[int | None, list[float]]) -> str:
+def cells(seconds: dict[int | None, list[float]]) -> list[str]:
     """Median seconds of all, and those of idle cores as a multiple of the best fixed number's."""
     fixed = [seconds[number] for number in seconds if number is not None]
     idle = seconds[None]
-    cells = [f"{median(each):.3f}" for each in (*fixed, idle)]
-    return row(size, task, neighbours, *cells, ratio(idle, min(fixed, key=median)))
+    return [
+        *(f"{median(each):.3f}" for each in (*fixed, idle)),
+        ratio(idle, min(fixed, key=median)),
+    ]
 
 
 @contextmanager
@@ -103,4 +113,4 @@ def busy_programs(count: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,7 +3,8 @@
 
 Each trick is switched off and on in turn in one process. A row gives the lines that the trick takes
 and the median over the rounds of what a step takes without it, divided by what it takes with it: in
-CPU seconds and on the clock, or in memory. A trick is kept if one of its rows saves 5 %.
+CPU seconds and on the clock, or in memory. A trick is kept if one of its rows saves 5 %. A machine
+with a GPU needs CUDA_VISIBLE_DEVICES= before the command.
 
 Examples:
   python benchmarks/tricks.py
@@ -22,53 +23,34 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import BatchEncoding, PreTrainedModel
 
-from lab import Report, benchmark_parser, measure_alone, take_turns
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    fast_layers_vanilla_transformer,
-    fast_loss_vanilla_transformer,
-    fast_search_vanilla_transformer,
-)
+import neighbours
+from lab import PRESETS, Report, benchmark_parser, measure_alone, take_turns
+from vanilla_transformer import fast_layers_vanilla_transformer as layers
+from vanilla_transformer import fast_loss_vanilla_transformer as loss
+from vanilla_transformer import fast_search_vanilla_transformer as search
 from vanilla_transformer.fast_vanilla_transformer import Fast
 from vanilla_transformer.layers_vanilla_transformer import Attention, run_kernel
 from vanilla_transformer.plain_vanilla_transformer import Plain
-from vanilla_transformer_tools.settings import PRESETS
 
-layers = fast_layers_vanilla_transformer
-loss = fast_loss_vanilla_transformer
-search = fast_search_vanilla_transformer
-Step = Callable[[], None]
+Step = Callable[[], object]
 VOCABULARY = {"tiny": 8000, "base": 37_000}
 LENGTH = 24
 LEAST_GAIN = 1.05
 
 
-def build(preset: str) -> VanillaTransformerForConditionalGeneration:
+def build(preset: str) -> PreTrainedModel:
     """A new model of a preset."""
-    config = VanillaTransformerConfig(
-        **{**PRESETS[preset].config(), "vocab_size": VOCABULARY[preset], "label_smoothing": 0.1}
-    )
-    return VanillaTransformerForConditionalGeneration(config)
+    sizes = PRESETS[preset].config() | {"vocab_size": VOCABULARY[preset]}
+    return neighbours.build("vanilla", label_smoothing=0.1, **sizes)
 
 
-def training_step(
-    preset: str, sentences: int, dtype: torch.dtype = torch.float32, length: int = LENGTH
-) -> Step:
+def training(preset: str, sentences: int, dtype: str = "float32", length: int = LENGTH) -> Step:
     """A whole step, of pairs of so many tokens a side."""
-    model = build(preset).train()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True)
     ids = torch.randint(4, VOCABULARY[preset], (sentences, length))
-
-    def step() -> None:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            total = model(ids, labels=ids).loss
-        total.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    batch = BatchEncoding({"input_ids": ids, "labels": ids})
+    return neighbours.Training(build(preset), [batch], dtype).run
 
 
 def generation(preset: str, sentences: int, num_beams: int) -> Step:
@@ -96,29 +78,17 @@ class Trick(NamedTuple):
 def training_step_alone(is_chunked: bool) -> None:
     """A step of `base` with the longest batch that a small machine holds, for its memory."""
     with nullcontext() if is_chunked else patch.object(Fast, "loss", Plain.loss):
-        training_step("base", 48)()
+        training("base", 48)()
 
 
-@contextmanager
-def without_layouts() -> Iterator[None]:
+def plain_linear(_: object, module: nn.Linear) -> Callable[..., torch.Tensor]:
     """Decoding with weights as they are stored."""
-
-    def linear(_: object, module: nn.Linear) -> Callable[..., torch.Tensor]:
-        return partial(F.linear, weight=module.weight, bias=module.bias)
-
-    with patch.object(layers.WeightLayouts, "linear", linear):
-        yield
+    return partial(F.linear, weight=module.weight, bias=module.bias)
 
 
-@contextmanager
-def without_merged_bans() -> Iterator[None]:
-    """Each processor is called."""
-
-    def keep(self: search.Constraints, processors: Any = ()) -> None:
-        self.banned, self.others = set(), list(processors)
-
-    with patch.object(search.Constraints, "__init__", keep):
-        yield
+def call_each(self: search.Constraints, processors: Any = ()) -> None:
+    """Each processor is called; no bans are merged."""
+    self.banned, self.others = set(), list(processors)
 
 
 @contextmanager
@@ -147,13 +117,13 @@ def tricks() -> dict[str, Trick]:
         )
     }
     many = {name: step for name, step in generations.items() if " 32 " in name}
-    training = {
-        "train tiny": partial(training_step, "tiny", 80),
-        "train base": partial(training_step, "base", 8),
+    steps = {
+        "train tiny": partial(training, "tiny", 80),
+        "train base": partial(training, "base", 8),
     }
     narrow = {
         f"train tiny, bfloat16, {length} tokens": partial(
-            training_step, "tiny", 32 * LENGTH // length, torch.bfloat16, length
+            training, "tiny", 32 * LENGTH // length, "bfloat16", length
         )
         for length in (LENGTH, 4 * LENGTH)
     }
@@ -163,9 +133,9 @@ def tricks() -> dict[str, Trick]:
         "dropout masks": Trick(
             [layers.Dropout],
             partial(patch.object, layers.Dropout, "forward", nn.Dropout.forward),
-            training,
+            steps,
         ),
-        "loss in chunks": Trick([loss], partial(patch.object, Fast, "loss", Plain.loss), training),
+        "loss in chunks": Trick([loss], partial(patch.object, Fast, "loss", Plain.loss), steps),
         "wide attention kernels": Trick([layers.run_fast_kernel], without_wide_kernels, narrow),
         "bypassed module calls": Trick(
             bypassed,
@@ -173,12 +143,18 @@ def tricks() -> dict[str, Trick]:
             generations,
         ),
         "weight layouts": Trick(
-            [layers.WeightForFewRows, layers.WeightLayouts], without_layouts, generations
+            [layers.WeightForFewRows, layers.WeightLayouts],
+            partial(patch.object, layers.WeightLayouts, "linear", plain_linear),
+            generations,
         ),
         "sentences that leave": Trick(
             [search._kept, search.IncrementalDecoder.keep], never_leaves, many
         ),
-        "merged bans": Trick([search.Constraints], without_merged_bans, many),
+        "merged bans": Trick(
+            [search.Constraints],
+            partial(patch.object, search.Constraints, "__init__", call_each),
+            many,
+        ),
         "own search": Trick(
             [search], partial(patch.object, Fast, "search", Plain.search), generations
         ),

@@ -21,7 +21,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sacrebleu.metrics import BLEU, CHRF
+
 from lab import Report, benchmark_parser, seconds_of
+from vanilla_transformer_tools.files import read_lines
 
 # A page takes 5,000 characters.
 LINES_OF_A_PIECE = 20
@@ -70,17 +73,10 @@ class Page:
             time.sleep(0.01)
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
-    """Serves files without a log."""
-
-    def log_message(self, *_: Any) -> None:
-        """The standard one writes to stderr."""
-
-
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Address of a static server of a folder."""
-    handler = functools.partial(QuietHandler, directory=str(folder))
+    """Address of a static server of a folder, whose log goes to stderr."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -111,10 +107,6 @@ def size(folder: Path) -> int:
 
 def main() -> None:
     """Prints a table with a line for each page."""
-    from sacrebleu.metrics import BLEU, CHRF
-
-    from vanilla_transformer_tools.files import read_lines
-
     parser = benchmark_parser(__doc__)
     parser.add_argument("--pages", type=Path, nargs="+", required=True, help="Exported folders.")
     parser.add_argument("--test", nargs=2, required=True, help="Sources and references.")
@@ -144,16 +136,15 @@ def main() -> None:
     report.table(note, *columns, "BLEU", "chrF", "lines as in the first")
     for folder, page in pages.items():
         runtime = size(folder / "runtime")
-        equal = sum(map(str.__eq__, page.outputs, first.outputs))
+        sizes = (size(folder) - runtime) / 1e6, runtime / 1e6
+        times = page.ready, page.first
         report.row(
             folder.name,
-            f"{(size(folder) - runtime) / 1e6:.1f}",
-            f"{runtime / 1e6:.1f}",
-            f"{page.ready:.2f}",
-            f"{page.first:.2f}",
+            *(f"{each:.1f}" for each in sizes),
+            *(f"{each:.2f}" for each in times),
             f"{words / seconds[folder]:.0f}",
             *(f"{score:.2f}" for score in scores[folder]),
-            f"{equal:,}",
+            f"{sum(map(str.__eq__, page.outputs, first.outputs)):,}",
         )
 
 

@@ -18,12 +18,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
-from itertools import groupby
+from itertools import accumulate, groupby
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -53,11 +53,10 @@ PRELOADED = (
 )
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The definition of a function, a class or a constant.
 
-    Args:
+    Attributes:
         path: File, relative to the repository.
         text: All text of the file.
         start: Index of the definition's first character in the text.
@@ -70,11 +69,10 @@ class Place:
     end: int
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(NamedTuple):
     """A defect in one place.
 
-    Args:
+    Attributes:
         name: What is wrong, in plain words.
         where: Qualified name of the function, class or constant that is broken, such as
             `Attention.forward`; `attention:Attention.forward` where several files have that name.
@@ -102,19 +100,15 @@ class Mutant:
     def broken(self, places: dict[str, list[Place]]) -> tuple[Path, str]:
         """The file that is broken, relative to the repository, and all of its new text."""
         [(place, match)] = self.matches(places)
-        text, start = place.text, match.start()
-        line = text[text.rfind("\n", 0, start) + 1 :]
-        indentation = line[: len(line) - len(line.lstrip())]
-        return place.path, text[:start] + self.new.replace("\n", "\n" + indentation) + text[
-            match.end() :
-        ]
+        before, after = place.text[: match.start()], place.text[match.end() :]
+        indentation = re.match(" *", before[before.rfind("\n") + 1 :] + "x")[0]
+        return place.path, before + self.new.replace("\n", f"\n{indentation}") + after
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What became of a mutant.
 
-    Args:
+    Attributes:
         test: The first test that failed; None: all passed, the mutant survives.
         fault: Why there is no verdict on the mutant; empty where there is one.
         output: What pytest printed.
@@ -148,9 +142,7 @@ def find_places(root: Path) -> dict[str, list[Place]]:
     places = defaultdict(list)
     for path in sorted((root / "src").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        starts = [0]
-        for line in text.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
+        starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
         for name, first, last in _definitions(ast.parse(text).body):
             place = Place(path.relative_to(root), text, starts[first - 1], starts[last])
             places[name].append(place)
@@ -274,35 +266,29 @@ def judge(
         while waiting and len(running) < jobs:
             name, (broken, runs) = waiting.pop(0)
             place = Path(tempfile.mkdtemp(dir=folder))
-            reader, writer = context.Pipe(duplex=False)
-            process = context.Process(target=run_tests, args=(broken, runs, place, writer))
+            process = context.Process(target=run_tests, args=(broken, runs, place))
             process.start()
-            # Only the child holds the other end: when it dies, there is nothing left to read.
-            writer.close()
-            running[reader] = name, process, place, time.monotonic()
-        ready = wait(running, timeout=1)
-        for reader, (name, process, place, started) in list(running.items()):
+            running[process.sentinel] = name, process, place, time.monotonic()
+        ended = wait(running, timeout=1)
+        for sentinel, (name, process, place, started) in list(running.items()):
             seconds = time.monotonic() - started
-            if reader not in ready and seconds < limit:
-                continue
-            test, fault = None, f"took more than {limit:.0f} s"
-            if reader in ready:
-                try:
-                    test, fault = reader.recv()
-                except EOFError:
-                    fault = "the process died"
-            process.kill()
-            process.join()
-            del running[reader]
-            output = (place / "log").read_text(encoding="utf-8", errors="replace")
-            shutil.rmtree(place, ignore_errors=True)
-            yield name, Verdict(test, fault, output, seconds)
+            if sentinel in ended or seconds > limit:
+                process.kill()
+                process.join()
+                del running[sentinel]
+                test, fault = None, "the process died, or took too long"
+                if (place / "verdict").exists():
+                    test, fault = json.loads((place / "verdict").read_text(encoding="utf-8"))
+                output = (place / "log").read_text(encoding="utf-8", errors="replace")
+                shutil.rmtree(place, ignore_errors=True)
+                yield name, Verdict(test, fault, output, seconds)
 
 
-def run_tests(broken: Break, runs: list[list[str]], place: Path, writer: Connection) -> None:
-    """In a process of its own: sends the first test that fails, and why there may be no verdict.
+def run_tests(broken: Break, runs: list[list[str]], place: Path) -> None:
+    """In a process of its own: tests a copy of the repository in the empty folder `place`.
 
-    A run begins if the ones before it have passed; the empty folder `place` is for the copy.
+    It writes the first test that fails, and why there may be no verdict. A run begins if the ones
+    before it have passed.
     """
     output = os.open(place / "log", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)
@@ -317,28 +303,31 @@ def run_tests(broken: Break, runs: list[list[str]], place: Path, writer: Connect
     sys.path.insert(0, str(source))
     os.environ["PYTHONPATH"] = str(source)
     os.chdir(root)
-    try:
-        imported = import_module("vanilla_transformer").__file__
-    except Exception as error:
-        return writer.send((None, f"cannot be imported: {error!r}"))
-    if not Path(imported).is_relative_to(source):
-        return writer.send((None, f"{imported} was imported, not the copy"))
-    failure = FirstFailure()
     # Plain asserts: pytest can rewrite no plugin that is imported already.
     options = ["-x", "-q", "--assert=plain", "-m", "not slow", "-p", "no:cacheprovider"]
     options += [f"--basetemp={place / 'pytest'}"]
+    failure, fault = FirstFailure(), ""
+    try:
+        imported = import_module("vanilla_transformer").__file__
+        if not Path(imported).is_relative_to(source):
+            runs, fault = [], f"{imported} was imported, not the copy"
+    except Exception as error:
+        runs, fault = [], f"cannot be imported: {error!r}"
     for tests in runs:
-        status = pytest.main([*options, *tests], plugins=[failure])
-        if failure.test is not None:
-            break
-    is_clear = status == pytest.ExitCode.OK or failure.test is not None
-    writer.send((failure.test, "" if is_clear else f"pytest ended with {status!r}"))
+        if failure.test is None:
+            status = pytest.main([*options, *tests], plugins=[failure])
+            fault = f"pytest ended with {status!r}" if status != pytest.ExitCode.OK else ""
+    verdict = [failure.test, "" if failure.test else fault]
+    (place / "verdict").write_text(json.dumps(verdict), encoding="utf-8")
+    sys.stdout.flush()
+    # Threads that a test has left are not waited for.
+    os._exit(0)
 
 
-def parse() -> argparse.Namespace:
-    """Reads the options."""
+def main() -> int:
+    """Prints a Markdown table; the status is 1 unless a test caught every mutant."""
     parser = argparse.ArgumentParser(
-        description="Breaks the repository in one place at a time and reports which test notices.",
+        description=__doc__.partition("\n")[0],
         epilog="example: python checks/check_mutants.py --jobs 2 > mutants.md",
     )
     parser.add_argument("--only", metavar="WORDS", help="Those whose name contains these words.")
@@ -350,12 +339,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--record", action="store_true", help=record)
     parser.add_argument("--jobs", type=int, default=2, help="Processes at once (default: 2).")
     parser.add_argument("--limit", type=float, default=600, help="Seconds for each (default: 600).")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Prints a Markdown table; the status is 1 unless a test caught every mutant."""
-    arguments = parse()
+    arguments = parser.parse_args()
     # One thread for each process, and no Hub; read when the libraries are imported.
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     places = find_places(ROOT)

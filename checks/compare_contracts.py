@@ -19,7 +19,7 @@ from transformers.utils import logging
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from contracts import CHECKS, Candidate, Check
-from lab import hardware_line, row
+from lab import Report
 
 TITLES = {"vanilla": "this model", "m2m100": "M2M100", "marian": "Marian"}
 
@@ -28,19 +28,15 @@ def main() -> None:
     """Prints the table, a line as soon as it is known, and how many contracts each class keeps."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    print(hardware_line() + "\n")
-    print(row("area", "check", *TITLES.values()), flush=True)
-    print(row(*["---"] * (2 + len(TITLES))), flush=True)
-    kept = dict.fromkeys(TITLES, 0)
+    report, kept = Report(), dict.fromkeys(TITLES, 0)
+    report.table("Contracts", "area", "check", *TITLES.values())
     for area, checks in CHECKS.items():
         for check in checks:
             verdicts = {family: verdict(check, family) for family in TITLES}
-            print(row(area, check.__doc__.removesuffix("."), *verdicts.values()), flush=True)
+            report.row(area, check.__doc__.removesuffix("."), *verdicts.values())
             for family in TITLES:
                 kept[family] += verdicts[family] == "kept"
-    print(
-        row("", f"kept of {sum(map(len, CHECKS.values()))}", *map(str, kept.values())), flush=True
-    )
+    report.row("", f"kept of {sum(map(len, CHECKS.values()))}", *kept.values())
 
 
 def verdict(check: Check, family: str) -> str:
@@ -49,16 +45,11 @@ def verdict(check: Check, family: str) -> str:
     with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         try:
             check(Candidate(family, Path(folder)))
-        except AssertionError as error:
-            return f"broken: {first_line(error)}"
         except Exception as error:
-            return f"broken: {type(error).__name__}, {first_line(error)}"
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}, "
+            first_line = str(error).strip().split("\n")[0].replace("|", "\\|")
+            return f"broken: {kind}{first_line}"
     return "kept"
-
-
-def first_line(error: Exception) -> str:
-    """The error's message, fit for a cell."""
-    return str(error).strip().split("\n")[0].replace("|", "\\|")
 
 
 if __name__ == "__main__":

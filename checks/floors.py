@@ -1,11 +1,9 @@
-#!/usr/bin/env python
 """The floors of the source tree, and imports that go up or in a circle.
 
 The plugin is one room. In the tools, each folder and each file beside these folders is a room.
 """
 
 import ast
-import sys
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -92,18 +90,3 @@ def wrong_arrows(rooms: Graph) -> list[str]:
         for target in sorted(targets)
         if floor[target] >= floor[room]
     ]
-
-
-def main() -> int:
-    """Prints the floors and what is wrong; returns the exit status."""
-    modules = module_graph(SOURCE)
-    rooms = room_graph(modules)
-    for height, named in reversed(list(enumerate(PLAN))):
-        print(f"{height}  {', '.join(room.removeprefix(f'{TOOLS}.') for room in named)}")
-    wrong = [*wrong_arrows(rooms), *filter(None, [" -> ".join(circle(modules))])]
-    print(*wrong, sep="\n", file=sys.stderr)
-    return len(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, load_dataset
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -46,12 +46,9 @@ class DistillationTrainer(Seq2SeqTrainer):
 
 
 def load_pairs(files: list[str], tokenizer: Any) -> Dataset:
-    """Reads two text files, plain or gzipped, with one sentence per line, and adds token ids."""
-    sides = load_dataset("text", data_files=dict(zip(("source", "target"), files, strict=True)))
-    columns = [lines.rename_column("text", side) for side, lines in sides.items()]
-    return concatenate_datasets(columns, axis=1).map(
-        lambda rows: tokenizer(rows["source"], text_target=rows["target"], **LIMITS), batched=True
-    )
+    """Token ids of two text files, plain or gzipped, with one sentence per line."""
+    sources, targets = (load_dataset("text", data_files=f, split="train")["text"][:] for f in files)
+    return Dataset.from_dict(dict(tokenizer(sources, text_target=targets, **LIMITS)))
 
 
 def main() -> None:
@@ -78,13 +75,13 @@ def main() -> None:
     student = AutoModelForSeq2SeqLM.from_config(config)
     student.generation_config = teacher.generation_config
     print(f"teacher {teacher.num_parameters():,} parameters, student {student.num_parameters():,}")
-    with training.main_process_first():
-        pairs = [load_pairs(files, tokenizer) for files in (given.train, given.validation)]
+    train = load_pairs(given.train, tokenizer)
+    validation = load_pairs(given.validation, tokenizer)
     trainer = DistillationTrainer(
         model=student,
         args=training,
-        train_dataset=pairs[0],
-        eval_dataset=pairs[1],
+        train_dataset=train,
+        eval_dataset=validation,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         processing_class=tokenizer,
         teacher=teacher,

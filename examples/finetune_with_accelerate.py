@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, load_dataset
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, get_scheduler
 
@@ -21,12 +21,9 @@ NUMBERS |= {"learning_rate": 3e-4, "warmup_steps": 100, "seed": 42}
 
 
 def load_pairs(files: list[str], tokenizer: Any) -> Dataset:
-    """Reads two text files, plain or gzipped, with one sentence per line, and adds token ids."""
-    sides = load_dataset("text", data_files=dict(zip(("source", "target"), files, strict=True)))
-    columns = [lines.rename_column("text", side) for side, lines in sides.items()]
-    return concatenate_datasets(columns, axis=1).map(
-        lambda rows: tokenizer(rows["source"], text_target=rows["target"], **LIMITS), batched=True
-    )
+    """Token ids of two text files, plain or gzipped, with one sentence per line."""
+    sources, targets = (load_dataset("text", data_files=f, split="train")["text"][:] for f in files)
+    return Dataset.from_dict(dict(tokenizer(sources, text_target=targets, **LIMITS)))
 
 
 def add_gradients(model: Any, batches: list[Any], accelerator: Accelerator) -> float:
@@ -64,9 +61,9 @@ def main() -> None:
     torch.manual_seed(given.seed + accelerator.process_index)
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = AutoModelForSeq2SeqLM.from_pretrained(given.model)
-    with accelerator.main_process_first():
-        pairs = [load_pairs(files, tokenizer) for files in (given.train, given.validation)]
-    train, validation = (side.remove_columns(["source", "target"]) for side in pairs)
+    train = load_pairs(given.train, tokenizer)
+    validation = load_pairs(given.validation, tokenizer)
+    references = load_dataset("text", data_files=given.validation[1], split="train")["text"][:]
     collate = DataCollatorForSeq2Seq(tokenizer)
     model, optimizer, train_loader, validation_loader = accelerator.prepare(
         model,
@@ -85,7 +82,7 @@ def main() -> None:
             schedule.step()
             optimizer.zero_grad()
         texts = translate(model.eval(), validation_loader, tokenizer, accelerator)
-        scores = score(list(texts), pairs[1]["target"][:])
+        scores = score(list(texts), references)
         accelerator.print(f"epoch {epoch}  last loss {loss:.3f}  chrF {scores['chrf']:.2f}")
     weights = accelerator.get_state_dict(model)  # all processes take part: FSDP divides them
     if accelerator.is_main_process:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, load_dataset
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -29,12 +29,9 @@ LIMITS = {"max_length": 128, "truncation": True}
 
 
 def load_pairs(files: list[str], tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Reads two text files, plain or gzipped, with one sentence per line, and adds token ids."""
-    sides = load_dataset("text", data_files=dict(zip(("source", "target"), files, strict=True)))
-    columns = [lines.rename_column("text", side) for side, lines in sides.items()]
-    return concatenate_datasets(columns, axis=1).map(
-        lambda rows: tokenizer(rows["source"], text_target=rows["target"], **LIMITS), batched=True
-    )
+    """Token ids of two text files, plain or gzipped, with one sentence per line."""
+    sources, targets = (load_dataset("text", data_files=f, split="train")["text"][:] for f in files)
+    return Dataset.from_dict(dict(tokenizer(sources, text_target=targets, **LIMITS)))
 
 
 def main() -> None:
@@ -61,9 +58,8 @@ def main() -> None:
     )
     training, given = parser.parse_args_into_dataclasses()
     tokenizer = AutoTokenizer.from_pretrained(given.model)
-    with training.main_process_first():
-        train = load_pairs(given.train, tokenizer)
-        validation = load_pairs(given.validation, tokenizer)
+    train = load_pairs(given.train, tokenizer)
+    validation = load_pairs(given.validation, tokenizer)
 
     def compute_scores(output: EvalPrediction) -> dict[str, Any]:
         # Rows come in the order of the batches. Trainer pads those of unequal length with -100.

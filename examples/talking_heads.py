@@ -8,7 +8,7 @@ matrix before the softmax, and their attention weights after it. Example:
 """
 
 import torch
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, load_dataset
 from transformers import (
     DataCollatorForSeq2Seq,
     HfArgumentParser,
@@ -27,12 +27,9 @@ LIMITS = {"max_length": 128, "truncation": True}
 
 
 def load_pairs(files: list[str], tokenizer: VanillaTransformerTokenizer) -> Dataset:
-    """Reads two text files, plain or gzipped, with one sentence per line, as token ids."""
-    sides = load_dataset("text", data_files=dict(zip(("source", "target"), files, strict=True)))
-    columns = [lines.rename_column("text", side) for side, lines in sides.items()]
-    return concatenate_datasets(columns, axis=1).map(
-        lambda rows: tokenizer(rows["source"], text_target=rows["target"], **LIMITS), batched=True
-    )
+    """Token ids of two text files, plain or gzipped, with one sentence per line."""
+    sources, targets = (load_dataset("text", data_files=f, split="train")["text"][:] for f in files)
+    return Dataset.from_dict(dict(tokenizer(sources, text_target=targets, **LIMITS)))
 
 
 def build_model(vocab_size: int) -> VanillaTransformerForConditionalGeneration:
@@ -76,9 +73,8 @@ def main() -> None:
     training, given = parser.parse_args_into_dataclasses()
     set_seed(training.seed)
     tokenizer = VanillaTransformerTokenizer.train(files=given.train, vocab_size=given.vocab_size)
-    with training.main_process_first():
-        train = load_pairs(given.train, tokenizer)
-        validation = load_pairs(given.validation, tokenizer)
+    train = load_pairs(given.train, tokenizer)
+    validation = load_pairs(given.validation, tokenizer)
     trainer = Seq2SeqTrainer(
         model=build_model(len(tokenizer)),
         args=training,

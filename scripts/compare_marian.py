@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import PreTrainedModel
 
+from runs import table
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, vocabulary_tokenizer
 from vanilla_transformer_tools.interop.to_marian import has_engine, translate, write_marian
@@ -70,13 +71,13 @@ def main() -> None:
         decoded = translate(Path(folder), pair, sources)
     ours.config.position_base = 10_000
     theirs = to_transformers(ours, "marian").eval()
-    print("| source, output (tokens) | Marian | this package | `MarianMTModel` |")
-    print("| --- | --- | --- | --- |")
+    rows = [["source, output (tokens)", "Marian", "this package", "`MarianMTModel`"]]
     for source, found in zip(sources, decoded, strict=True):
         target = found.ended
-        rest = (f"{log_probability(one, source, target):.3f}" for one in (ours, theirs))
-        score = found.score * len(target)
-        print(f"| {len(source) - 1}, {len(target)} | {score:.3f} | {' | '.join(rest)} |")
+        scores = [log_probability(one, source, target) for one in (ours, theirs)]
+        scores.insert(0, found.score * len(target))
+        rows.append([f"{len(source) - 1}, {len(target)}", *(f"{score:.3f}" for score in scores)])
+    print(table(*rows))
 
 
 if __name__ == "__main__":

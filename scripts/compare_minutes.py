@@ -14,31 +14,41 @@ Example:
       --output runs/minutes --minutes 15 --jobs 2
 """
 
-import argparse
-import fnmatch
 import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from runs import is_finished, read_plan, slug, table, train
+from runs import (
+    is_finished,
+    matching,
+    plan_parser,
+    read_plan,
+    run_command,
+    run_main,
+    scores_of,
+    slug,
+    table,
+    train,
+)
 
 ROOT = Path(__file__).parents[1]
+RUNS = ("rules", "left out", "recipe")
 # Name of the scores in `results.json`.
 NAME = "validation, whole"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus of the plan and the folder of its runs.
+    """A corpus of the plan.
 
     Attributes:
-        name: Name in the table.
         source: Folder of the files.
         output: Folder of the runs.
+        minutes: Minutes of each run.
         metric: Metric of training and of the table.
         evaluate: Options of `evaluate`.
         train: Source and target file, separated by a blank.
@@ -48,11 +58,9 @@ class Corpus:
         left_out: Options that the rules would choose without this corpus.
     """
 
-    RUNS: ClassVar[tuple[str, ...]] = ("rules", "left out", "recipe")
-
-    name: str
     source: Path
     output: Path
+    minutes: float
     metric: str
     evaluate: str
     train: str = "train.jsonl"
@@ -79,127 +87,101 @@ class Corpus:
             command = [sys.executable, script, kind, *files, "--folder", str(self.data)]
             subprocess.run(command, check=True, stdout=sys.stderr)
 
-    def options(self, run: str, minutes: float) -> list[str] | None:
-        """Options of `train`; None if this corpus has no such run."""
-        given = ["--data", str(self.data), "--disable_tqdm", "true"]
-        if run == "recipe":
-            if not self.recipe:
-                return None
-            recipe, *words = shlex.split(self.recipe)
-            return [str(ROOT / recipe), *words, *given, "--max_minutes", str(minutes)]
-        if run == "left out" and not self.left_out:
-            return None
+    def runs(self) -> dict[str, list[str]]:
+        """Options of `train` for those of `RUNS` that this corpus has."""
         files = ["--train", *self.train.split(), "--validation", *self.validation.split()]
-        more = shlex.split(self.left_out) if run == "left out" else []
-        return [*files, "--minutes", str(minutes), "--metrics", self.metric, *more, *given]
+        rules = [*files, "--minutes", str(self.minutes), "--metrics", self.metric]
+        runs = {"rules": rules}
+        if self.left_out:
+            runs["left out"] = [*rules, *shlex.split(self.left_out)]
+        if self.recipe:
+            recipe, *words = shlex.split(self.recipe)
+            runs["recipe"] = [str(ROOT / recipe), *words, "--max_minutes", str(self.minutes)]
+        shared = ["--data", str(self.data), "--disable_tqdm", "true"]
+        return {run: [*words, *shared] for run, words in runs.items()}
+
+    def finish(self, run: str) -> int:
+        """Trains and scores one model, unless that has been done; returns the exit status."""
+        folder = self.output / slug(run)
+        words = ["--name", NAME, "--model", str(folder), "--metrics", self.metric]
+        words += [*shlex.split(self.evaluate), "--test"]
+        words += [str(self.data / file) for file in self.validation.split()]
+        try:
+            train(folder, self.runs()[run])
+            if not scores_of(folder, NAME):
+                run_command("evaluate", *words)
+        except subprocess.CalledProcessError as error:
+            print(error, file=sys.stderr)
+            return 1
+        return 0
 
     def scores(self, run: str) -> dict[str, Any]:
         """What was measured with a model, and the record of its training; empty: nothing yet."""
-        # Imported late: it loads torch.
-        from vanilla_transformer_tools.saved_folder import RESULTS_FILE, RUN_FILE, read_object
-
-        folder = self.output / slug(run)
-        scores = read_object(folder / RESULTS_FILE).get(NAME) if is_finished(folder) else None
-        return read_object(folder / RUN_FILE) | scores if scores else {}
-
-    def finish(self, run: str, minutes: float) -> int:
-        """Trains and scores one model, unless that has been done; returns the exit status."""
-        folder, words = self.output / slug(run), self.options(run, minutes)
-        if words is None:
-            return 0
-        if status := train(folder, words):
-            return status
-        if self.scores(run):
-            return 0
-        command = [sys.executable, "-m", "vanilla_transformer_tools.commands", "evaluate"]
-        command += ["--name", NAME, "--model", str(folder), "--metrics", self.metric]
-        command += shlex.split(self.evaluate)
-        command += ["--test", *(str(self.data / file) for file in self.validation.split())]
-        return subprocess.run(command, check=False, stdout=sys.stderr).returncode
+        folder, words = self.output / slug(run), self.runs().get(run)
+        return scores_of(folder, NAME) if words and is_finished(folder, words) else {}
 
 
-def read_corpora(plan: Path, patterns: list[str], data: Path, output: Path) -> list[Corpus]:
-    """The corpora of a plan that match a pattern.
+def read_corpora(
+    plan: Path, patterns: list[str], data: Path, output: Path, minutes: float
+) -> dict[str, Corpus]:
+    """The corpora of a plan that match a pattern, by name.
 
     Raises:
         ValueError: If the plan is wrong, or nothing matches.
         OSError: If it cannot be read.
     """
-    corpora = {}
-    for name, entry in read_plan(plan).items():
+    entries, corpora = read_plan(plan), {}
+    for name in matching(entries, patterns, plan):
+        entry = entries[name]
         try:
-            corpora[name] = Corpus(name, data / entry.pop("folder"), output / slug(name), **entry)
+            corpora[name] = Corpus(
+                data / entry.pop("folder"), output / slug(name), minutes, **entry
+            )
         except (AttributeError, TypeError, KeyError) as error:
             raise ValueError(
                 f"{plan}, {name}: must be like scripts/corpora.yaml: {error}"
             ) from error
-    chosen = [
-        name for name in corpora if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-    ]
-    if not chosen:
-        raise ValueError(f"--corpora must match some of {', '.join(corpora)}, got {patterns}.")
-    return [corpora[name] for name in chosen]
+    return corpora
 
 
-def finish(corpora: list[Corpus], options: argparse.Namespace) -> int:
-    """Runs what is missing, and names the runs that failed; returns the exit status."""
-    for corpus in corpora:
-        corpus.make_files()
-    jobs = [(corpus, run) for corpus in corpora for run in options.runs]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        try:
-            started = [pool.submit(corpus.finish, run, options.minutes) for corpus, run in jobs]
-            statuses = [job.result() for job in started]
-        finally:
-            # After Ctrl-C or an error, no other run begins; leaving the block waits for the others.
-            pool.shutdown(wait=False, cancel_futures=True)
-    for (corpus, run), status in zip(jobs, statuses, strict=True):
-        if status:
-            print(f"{corpus.output / slug(run)}: ended with status {status}.", file=sys.stderr)
-    return int(any(statuses))
-
-
-def score_table(corpora: list[Corpus]) -> str:
+def score_table(corpora: dict[str, Corpus]) -> str:
     """Scores in Markdown, with their signatures below."""
-    rows = [["corpus", "score", *Corpus.RUNS, "its minutes", "rules - recipe"]]
+    rows = [["corpus", "score", *RUNS, "its minutes", "rules - recipe"]]
     signatures = set()
-    for corpus in corpora:
-        found = {run: corpus.scores(run) for run in Corpus.RUNS}
-        values = {run: scores.get(corpus.metric) for run, scores in found.items()}
-        cells = ["" if value is None else f"{value:.2f}" for value in values.values()]
-        rules, recipe = values["rules"], values["recipe"]
-        both = rules is not None and recipe is not None
-        difference = f"{rules - recipe:+.2f}" if both else ""
+    for name, corpus in corpora.items():
+        metric, found = corpus.metric, {run: corpus.scores(run) for run in RUNS}
+        values = {run: scores[metric] for run, scores in found.items() if scores}
+        cells = [f"{values[run]:.2f}" if run in values else "" for run in RUNS]
         minutes = str(found["recipe"].get("minutes", ""))
-        rows.append([corpus.name, corpus.metric, *cells, minutes, difference])
-        for scores in filter(None, found.values()):
-            signatures.add(f"{corpus.metric}: {scores[f'{corpus.metric}_signature']}")
+        both = {"rules", "recipe"} <= values.keys()
+        difference = f"{values['rules'] - values['recipe']:+.2f}" if both else ""
+        rows.append([name, metric, *cells, minutes, difference])
+        signatures |= {f"{metric}: {found[run][f'{metric}_signature']}" for run in values}
     return "\n".join([table(*rows), "", *sorted(signatures)])
 
 
 def main() -> int:
     """Runs what is missing, then prints the table in Markdown; returns the exit status."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("plan", type=Path, help="YAML file.")
-    parser.add_argument("--data", type=Path, required=True, help="Folder of the corpora.")
-    parser.add_argument("--output", type=Path, required=True, help="Folder for the runs.")
+    parser = plan_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=15.0, help="Of each run (default: 15).")
     parser.add_argument("--corpora", nargs="+", default=["*"], help="Patterns. Default: all.")
-    runs = {"nargs": "+", "default": list(Corpus.RUNS), "choices": Corpus.RUNS}
-    parser.add_argument("--runs", **runs, help="Default: all.")
+    parser.add_argument("--runs", nargs="+", default=RUNS, choices=RUNS, help="Default: all.")
     parser.add_argument("--jobs", type=int, default=1, help="Runs at the same time (default: 1).")
     parser.add_argument("--table", action="store_true", help="Only print the finished runs.")
     options = parser.parse_args()
-    try:
-        corpora = read_corpora(options.plan, options.corpora, options.data, options.output)
-        status = 0 if options.table else finish(corpora, options)
-        print(score_table(corpora))
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    place = (options.data, options.output)
+    corpora = read_corpora(options.plan, options.corpora, *place, options.minutes)
+    status = 0
+    if not options.table:
+        for corpus in corpora.values():
+            corpus.make_files()
+        jobs = [(c, run) for c in corpora.values() for run in options.runs if run in c.runs()]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            # After Ctrl-C or an error, no other run begins; this waits for the others.
+            status = max(pool.map(lambda job: job[0].finish(job[1]), jobs), default=0)
+    print(score_table(corpora))
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

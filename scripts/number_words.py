@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """German number words and their English translations: a parallel corpus that needs no network.
 
 German puts the units before the tens and writes a number as one word; English does neither:
@@ -5,8 +6,17 @@ German puts the units before the tens and writes a number as one word; English d
 parts and to swap two of them. So its cross-attention shows a crossing that a reader can check,
 unlike copying or reversing digits. Every number has exactly one right translation, so exact match
 is a fair score, and it is known for certain which numbers training never saw.
+
+`make` writes the corpus, numbers from 0 to 999,999, as train, validation and test, each as .de and
+.en. `score` counts exact translations of its test.de for each number of digits.
+
+Examples:
+  python scripts/number_words.py make data/numbers --train 40000
+  python scripts/number_words.py score data/numbers runs/demo/test.en
 """
 
+import argparse
+import itertools
 import math
 import random
 from collections import Counter
@@ -15,7 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vanilla_transformer_tools.files import write_together
+from runs import run_main
+from vanilla_transformer_tools.files import read_lines, write_together
 
 LARGEST_NUMBER = 999_999
 
@@ -121,16 +132,14 @@ def write_corpus(
     """Writes `train`, `validation` and `test` as `.de` and `.en`; returns the paths of all files.
 
     Line i of the two files is the same number; `test.numbers` holds the test split's numbers as
-    digits, for `exact_match_by_digits`. No number occurs twice, within a split or across splits.
-    `test.parts.de` and `test.parts.en` are the test split with blanks between the parts of each
-    number, and `test.alignment` holds the links between them, see `gold_alignment`.
+    digits. No number occurs twice, within a split or across splits. `test.parts.de` and
+    `test.parts.en` have blanks between the parts of each number, and `test.alignment` the links
+    between them, see `gold_alignment`.
 
     Half of each split is drawn log-uniformly over the range, so that short numbers occur, and the
-    other half uniformly. Both are drawn without repetition from the split's own pool: for each
-    number of digits, the test pool has 20 % of the numbers, the validation pool 10 %, and the
-    training pool the rest and 0. Neither the pools nor the test split depend on the other sizes.
-
-    Each file is replaced in one step.
+    other half uniformly, from the split's own pool: for each number of digits, the test pool has
+    20 % of the numbers, the validation pool 10 %, and the training pool the rest and 0. Neither the
+    pools nor the test split depend on the other sizes.
 
     Raises:
         ValueError: If a size is below 1 or above its pool; nothing is written then.
@@ -157,9 +166,8 @@ def write_corpus(
         if split == "test":
             contents[folder / f"{split}.numbers"] = map(str, numbers)
             for language, parts in (("de", german_parts), ("en", english_parts)):
-                contents[folder / f"{split}.parts.{language}"] = [
-                    " ".join(part.text for part in parts(number)) for number in numbers
-                ]
+                lines = [" ".join(part.text for part in parts(number)) for number in numbers]
+                contents[folder / f"{split}.parts.{language}"] = lines
             contents[folder / f"{split}.alignment"] = map(gold_alignment, numbers)
     write_together(contents)
     return list(contents)
@@ -178,47 +186,25 @@ def exact_match_by_digits(
             "`numbers`, `predictions` and `references` must have one entry per line each, got "
             f"{len(numbers)}, {len(predictions)} and {len(references)}. Pass the same lines of all."
         )
-    lines: Counter[int] = Counter()
-    exact: Counter[int] = Counter()
-    for number, prediction, reference in zip(numbers, predictions, references, strict=True):
-        digits = len(str(number))
-        lines[digits] += 1
-        exact[digits] += prediction == reference
+    lengths = [len(str(number)) for number in numbers]
+    lines = Counter(lengths)
+    same = map(str.__eq__, predictions, references)
+    exact = Counter(itertools.compress(lengths, same))
     return [DigitScore(digits, exact[digits], lines[digits]) for digits in sorted(lines)]
 
 
-def _check_range(number: int) -> None:
+def _parts(number: int, language: _Language, group: str = "") -> list[NumberPart]:
     if not 0 <= number <= LARGEST_NUMBER:
         raise ValueError(
             f"`number` must be between 0 and {LARGEST_NUMBER}, got {number}. "
             "Larger and negative numbers have no words here."
         )
-
-
-def _parts(number: int, language: _Language) -> list[NumberPart]:
-    _check_range(number)
-    thousands, rest = divmod(number, 1000)
-    parts = []
-    if thousands:
-        parts += _parts_below_1000(thousands, language, "thousands")
-        parts.append(NumberPart(language.words[1000], ("thousands", "thousand")))
-    if rest or not thousands:
-        parts += _parts_below_1000(rest, language, "ones")
-    return parts
-
-
-def _parts_below_1000(number: int, language: _Language, group: str) -> list[NumberPart]:
-    hundreds, rest = divmod(number, 100)
-    parts = []
-    if hundreds:
-        parts.append(NumberPart(language.words[hundreds], (group, "hundreds")))
-        parts.append(NumberPart(language.words[100], (group, "hundred")))
-    if rest or not hundreds:
-        parts += _parts_below_100(rest, language, group)
-    return parts
-
-
-def _parts_below_100(number: int, language: _Language, group: str) -> list[NumberPart]:
+    for unit in (1000, 100):
+        count, rest = divmod(number, unit)
+        if count:
+            counted = _parts(count, language, f"{group} {unit}")
+            counted.append(NumberPart(language.words[unit], (group, str(unit))))
+            return counted + (_parts(rest, language, group) if rest else [])
     if number in language.words:
         return [NumberPart(language.words[number], (group, "tens" if number >= 20 else "units"))]
     units = number % 10
@@ -257,3 +243,37 @@ def _draw(rng: random.Random, pool: set[int], size: int) -> list[int]:
     numbers = [*drawn, *rng.sample(sorted(pool - drawn), size - len(drawn))]
     rng.shuffle(numbers)
     return numbers
+
+
+def main() -> int:
+    """Writes the corpus or prints its scores; returns the exit status."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("make", help="write the corpus")
+    make.add_argument("folder", type=Path, help="where the files go; created if absent")
+    for split, size in (("train", 40_000), ("validation", 500), ("test", 1_000)):
+        text = f"size of the {split} split in lines (default: {size})"
+        make.add_argument(f"--{split}", type=int, default=size, metavar="LINES", help=text)
+    same = "the same seed and sizes give the same files (default: 0)"
+    make.add_argument("--seed", type=int, default=0, help=same)
+    score = commands.add_parser("score", help="count exact translations")
+    score.add_argument("corpus", type=Path, help="folder of the corpus")
+    score.add_argument("translations", type=Path, help="of its test.de, one per line")
+    given = vars(parser.parse_args())
+    if given.pop("command") == "make":
+        for path in write_corpus(**given):
+            print(f"{path}\t{given[path.name.partition('.')[0]]} lines")
+        return 0
+    corpus = given["corpus"]
+    numbers = [int(line) for line in read_lines(corpus / "test.numbers")]
+    lines = (list(read_lines(path)) for path in (given["translations"], corpus / "test.en"))
+    scores = exact_match_by_digits(numbers, *lines)
+    print("digits  exact  lines")
+    for row in scores:
+        print(f"{row.digits:6}  {row.exact:5}  {row.lines:5}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

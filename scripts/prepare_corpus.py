@@ -1,4 +1,13 @@
-"""Converts the files of public corpora to pairs, and splits off a validation set."""
+#!/usr/bin/env python
+"""Converts the files of public corpora to pairs, and splits off a validation set.
+
+Writes FOLDER/SPLIT.jsonl with the columns source and target. With --carve, a share of the sources
+goes to FOLDER/validation.jsonl, each with all its targets. The choice depends only on the seed and
+the source.
+
+Example:
+  python scripts/prepare_corpus.py g2p dut_train.tsv.gz --folder data/dut --split train --carve 0.05
+"""
 
 import argparse
 import hashlib
@@ -8,21 +17,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runs import run_main
+from vanilla_transformer_tools.files import read_lines, write_together
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Command line of this script."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        description=(
-            "Writes FOLDER/SPLIT.jsonl with the columns source and target. With --carve, a share\n"
-            "of the sources goes to FOLDER/validation.jsonl, each with all its targets. The\n"
-            "choice depends only on the seed and the source."
-        ),
-        epilog="Example:\n  python scripts/prepare_corpus.py g2p dut_train.tsv.gz "
-        "--folder data/dut --split train --carve 0.05",
-    )
+def parse() -> argparse.Namespace:
+    """Reads the options."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     kinds = """g2p: word and phonemes; the letters of the word are separated by blanks, and _
     replaces a blank. scan: `IN: command OUT: actions`. pairs: left as they are."""
     parser.add_argument("kind", choices=["g2p", "scan", "pairs"], help=kinds)
@@ -37,13 +38,12 @@ def build_parser() -> argparse.ArgumentParser:
     unseen = """leaves out pairs whose exact source occurs in one of these files; .jsonl, .tsv or
     .parquet"""
     parser.add_argument("--unseen_in", nargs="+", default=[], metavar="FILE", help=unseen)
-    return parser
+    return parser.parse_args()
 
 
 def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
     """Pairs of a corpus."""
-    # Imported late: they load torch, and `--help` should answer at once.
-    from vanilla_transformer_tools.files import read_lines
+    # Imported late: it loads torch, and `--help` should answer at once.
     from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 
     if kind == "scan":
@@ -56,11 +56,6 @@ def read(kind: str, files: list[str]) -> Iterable[tuple[str, str]]:
     pairs = load_pairs(ParallelText(tuple(files)))
     for source, target in zip(pairs["source"], pairs["target"], strict=True):
         yield " ".join(source.replace(" ", "_")) if kind == "g2p" else source, target
-
-
-def take_apart(letters: str) -> str:
-    """Letters separated by blanks, as their parts (NFD), each a token."""
-    return " ".join(unicodedata.normalize("NFD", letters).replace(" ", ""))
 
 
 def check(given: argparse.Namespace, outputs: Iterable[Path]) -> None:
@@ -90,9 +85,9 @@ def check(given: argparse.Namespace, outputs: Iterable[Path]) -> None:
         raise ValueError("\n".join(faults))
 
 
-def main() -> int:
-    """Writes the files and prints their sizes; returns the exit status."""
-    given = build_parser().parse_args()
+def main() -> None:
+    """Writes the files and prints their sizes."""
+    given = parse()
     splits: dict[str, list[str]] = {given.split: []}
     if given.carve:
         splits["validation"] = []
@@ -101,7 +96,9 @@ def main() -> int:
     seen = {source for file in given.unseen_in for source, _ in read("pairs", [file])}
     left_out = 0
     for source, target in read(given.kind, given.files):
-        written = take_apart(source) if given.apart else source
+        written = source
+        if given.apart:
+            written = " ".join(unicodedata.normalize("NFD", source).replace(" ", ""))
         if not seen.isdisjoint((source, written)):
             left_out += 1
             continue
@@ -115,16 +112,12 @@ def main() -> int:
                 f"{split}.jsonl needs at least one pair, got none: {left_out} were left out by "
                 f"--unseen_in, and --carve is {given.carve}. Nothing was written."
             )
-    # Imported late, as in `read`.
-    from vanilla_transformer_tools.files import write_together
-
     given.folder.mkdir(parents=True, exist_ok=True)
     write_together({paths[split]: rows for split, rows in splits.items()})
     for split, rows in splits.items():
         print(f"{paths[split]}\t{len(rows)} pairs")
     if seen:
         print(f"left out\t{left_out} pairs")
-    return 0
 
 
 if __name__ == "__main__":

@@ -26,17 +26,14 @@ Example:
       --output runs/speedrun --records lab/records.md
 """
 
-import argparse
 import os
 import shlex
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from ablate import read_rows
-from runs import OPTIONS_FILE, read_plan, run_main, slug, table, train
+from runs import OPTIONS_FILE, plan_parser, read_plan, read_rows, run_main, slug, table, train
 
 MOST_PARAMETERS = 3_000_000
 MOST_SECONDS_APART = 60
@@ -60,34 +57,6 @@ class Arrival:
     updates: int
     started: float
     run: dict[str, object]
-
-
-def parse() -> argparse.Namespace:
-    """Reads the options."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("plan", type=Path, help="YAML file.")
-    parser.add_argument("entry", help="Name of a row of the plan.")
-    parser.add_argument("--data", required=True, help="Folder of the corpus.")
-    parser.add_argument("--output", type=Path, required=True, help="Folder for the runs.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(default: 1 2 3)")
-    parser.add_argument("--records", type=Path, help="Markdown file that gets the row.")
-    return parser.parse_args()
-
-
-def read_goal(plan: Path) -> tuple[str, float]:
-    """Score and target of a plan.
-
-    Raises:
-        ValueError: If it has none.
-    """
-    found = read_plan(plan)
-    metric, target = found.get("metric"), found.get("target")
-    if not isinstance(metric, str) or not isinstance(target, int | float):
-        raise ValueError(
-            f"{plan} must have a `metric` and a number as `target`, got {metric!r} and {target!r}."
-        )
-    return metric, float(target)
 
 
 def arrival(folder: Path, metric: str, target: float) -> Arrival:
@@ -161,43 +130,43 @@ def compare(pairs: list[tuple[Arrival, Arrival]], name: str, goal: str) -> list[
 
 def append_record(path: Path, cells: list[str]) -> None:
     """Adds a row to a table in a file, which is begun if there is none."""
-    lines = table(list(COLUMNS), cells).splitlines()
+    header, line, row = table(list(COLUMNS), cells).splitlines()
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    if lines[0] in text.splitlines():
-        lines = lines[2:]
-    elif text:
-        lines = ["", *lines]
     with path.open("a", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
+        file.write(f"{row}\n" if header in text else f"\n{header}\n{line}\n{row}\n")
 
 
-def main() -> int:
-    """Trains what is missing, prints and appends the row; returns the exit status."""
-    options = parse()
+def main() -> None:
+    """Trains what is missing, prints and appends the row."""
+    parser = plan_parser(__doc__)
+    parser.add_argument("entry", help="Name of a row of the plan.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(default: 1 2 3)")
+    parser.add_argument("--records", type=Path, help="Markdown file that gets the row.")
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    metric, target = read_goal(options.plan)
-    entry = read_rows(options.plan, [options.entry])
-    if len(entry) > 1:
-        raise ValueError(f"One entry must be named, got {', '.join(entry)}.")
-    ((name, words),) = entry.items()
-    shared = shlex.split(read_plan(options.plan).get("options") or "")
-    runs = {BASELINE: shared, slug(name): words}
+    plan = read_plan(options.plan)
+    metric, target = plan.get("metric"), plan.get("target")
+    if not isinstance(metric, str) or not isinstance(target, int | float):
+        raise ValueError(
+            f"{options.plan} must have a `metric` and a number as `target`, got {metric!r} and "
+            f"{target!r}."
+        )
+    rows = read_rows(options.plan, [options.entry])
+    if len(rows) > 1:
+        raise ValueError(f"One entry must be named, got {', '.join(rows)}.")
+    ((name, words),) = rows.items()
+    runs = {BASELINE: shlex.split(plan.get("options") or ""), slug(name): words}
     pairs = []
     for seed in dict.fromkeys(options.seeds):
         folders = [options.output / slug(name) / f"{kind}-{seed}" for kind in runs]
-        same = ["--data", options.data, "--seed", str(seed), "--disable_tqdm", "true"]
+        same = ["--data", str(options.data), "--seed", str(seed), "--disable_tqdm", "true"]
         with ThreadPoolExecutor(len(runs)) as pool:
-            statuses = pool.map(train, folders, ([*given, *same] for given in runs.values()))
-            for folder, status in zip(folders, statuses, strict=True):
-                if status:
-                    print(f"{folder}: training ended with status {status}.", file=sys.stderr)
-                    return status
+            list(pool.map(train, folders, ([*given, *same] for given in runs.values())))
         pairs.append(tuple(arrival(folder, metric, target) for folder in folders))
     cells = compare(pairs, name, f"{metric} {target:g}")
     print(table(list(COLUMNS), cells))
     if options.records:
         append_record(options.records, cells)
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,13 +10,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset, load_dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    DataCollatorForSeq2Seq,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
 SIZES = {"d_model": 128, "max_position_embeddings": 256} | {
     f"{side}_{name}": size
     for side in ("encoder", "decoder")
     for name, size in {"layers": 4, "attention_heads": 4, "ffn_dim": 256, "layerdrop": 0.0}.items()
 }
-# <s> <pad> </s> <unk> have the ids that M2M100's config expects.
-SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
+# They have the ids that M2M100's config expects.
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def main() -> None:
@@ -27,27 +39,14 @@ def main() -> None:
     parser.add_argument("--train", nargs=2, required=True, help="Source and target file.")
     parser.add_argument("--minutes", type=float, default=12.0, help="Of training (default: 12).")
     options = parser.parse_args()
-    # Imported late: they load torch, and `--help` should answer at once.
-    from datasets import Dataset, load_dataset
-    from transformers import (
-        DataCollatorForSeq2Seq,
-        M2M100Config,
-        M2M100ForConditionalGeneration,
-        Seq2SeqTrainer,
-        Seq2SeqTrainingArguments,
-        TrainerCallback,
-    )
 
     class Deadline(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = time.monotonic() > end
 
-    sides = [
-        load_dataset("text", data_files=file, split="train")["text"][:] for file in options.train
-    ]
+    sides = [load_dataset("text", data_files=f, split="train")["text"][:] for f in options.train]
     tokenizer = train_tokenizer([line for side in sides for line in side])
-    encoded = [tokenizer(side, truncation=True, max_length=64)["input_ids"] for side in sides]
-    pairs = Dataset.from_dict(dict(zip(("input_ids", "labels"), encoded, strict=True)))
+    pairs = tokenizer(sides[0], text_target=sides[1], truncation=True, max_length=64)
     model = M2M100ForConditionalGeneration(M2M100Config(**SIZES, vocab_size=len(tokenizer)))
     model.generation_config.update(num_beams=4, length_penalty=0.6, max_length=128)
     arguments = Seq2SeqTrainingArguments(
@@ -68,7 +67,7 @@ def main() -> None:
     trainer = Seq2SeqTrainer(
         model,
         arguments,
-        train_dataset=pairs,
+        train_dataset=Dataset.from_dict(dict(pairs)),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
         processing_class=tokenizer,
         callbacks=[Deadline()],
@@ -77,26 +76,20 @@ def main() -> None:
     trainer.save_model()
 
 
-def train_tokenizer(texts: list[str]) -> Any:
+def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """BPE on bytes with 8,000 entries."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=8000,
-        special_tokens=SPECIAL_TOKENS,
+        special_tokens=[*SPECIAL.values()],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    end = ("</s>", bpe.token_to_id("</s>"))
-    bpe.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[end])
-    names = ("bos_token", "pad_token", "eos_token", "unk_token")
-    special = dict(zip(names, SPECIAL_TOKENS, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
+    bpe.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **SPECIAL)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ use what every model of Transformers has: its config, `forward`, `generate`, its
 and embeddings.
 """
 
-from . import decoding, inputs, sharing, training
+from . import computing, sharing, training
 from .candidate import CHECKS, Candidate, Check
 
-__all__ = ["CHECKS", "Candidate", "Check", "decoding", "inputs", "sharing", "training"]
+__all__ = ["CHECKS", "Candidate", "Check", "computing", "sharing", "training"]

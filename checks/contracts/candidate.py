@@ -3,6 +3,7 @@
 Shapes: B batch · S source · T target · D `d_model` · V vocabulary · N real target positions.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,17 +69,7 @@ class Candidate:
 Check = Callable[[Candidate], None]
 
 # Checks of each area, entered by `contract`.
-CHECKS: dict[str, list[Check]] = {
-    "Loss": [],
-    "Positions": [],
-    "Padding": [],
-    "Attention": [],
-    "Cache": [],
-    "Generation": [],
-    "Saving": [],
-    "Config": [],
-    "Tokenizer": [],
-}
+CHECKS: defaultdict[str, list[Check]] = defaultdict(list)
 
 
 def contract(area: str) -> Callable[[Check], Check]:

@@ -1,6 +1,5 @@
 """`benchmarks/growth.py`: which run is in which column, and the corpora that it makes."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -33,12 +32,8 @@ def runs(monkeypatch):
     return calls
 
 
-def options_of(**changes):
-    return argparse.Namespace(**{"streaming": False} | changes)
-
-
 def test_second_run_has_the_cache_of_the_first_and_is_resumed(runs, tmp_path):
-    measured = measure(20, tmp_path, options_of())
+    measured = measure(20, tmp_path, is_streaming=False)
 
     row = ["20", "1.0 (10.0)", "3.00 (2.00)", "2.0 (20.0)", "3.0 (30.0)", "0.1"]
     assert list(cells(measured)) == row

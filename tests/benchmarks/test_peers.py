@@ -4,9 +4,11 @@ import ast
 import math
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 import yaml
@@ -18,16 +20,14 @@ from ..support.documents import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import peers
-import peers_toolkits
-from peers_toolkits import CONFIGS, TOOLKITS, Job, Text, Toolkit
+from peers import CONFIGS, TOOLKITS, Job, Toolkit
 
 FAKE = Toolkit(
-    files=("fake.yaml",),
+    config="fake.yaml",
     train="$config",
     report="^step",
     checkpoint="$update.txt",
-    translate="-c 'import sys; print(open(sys.argv[1]).read(), end=str())' $checkpoint",
-    writes_output=False,
+    translate="-c 'import sys; print(open(sys.argv[1]).read(), end=str())' $checkpoint > $output",
 )
 
 
@@ -35,8 +35,8 @@ FAKE = Toolkit(
 def job(tmp_path, monkeypatch):
     """A training run whose program is what a test writes into its template."""
     (tmp_path / "configs").mkdir()
-    monkeypatch.setattr(peers_toolkits, "CONFIGS", tmp_path / "configs")
-    text = SimpleNamespace(folder=tmp_path, max_tokens=9, pairs_per_update=2, lengths=[1, 2])
+    monkeypatch.setattr(peers, "CONFIGS", tmp_path / "configs")
+    text = SimpleNamespace(folder=tmp_path, updates={False: 1}, lengths=[1, 2])
     made = Job(FAKE, sys.executable, text, tmp_path / "run", report=3, save=6)
 
     def program(source):
@@ -57,24 +57,46 @@ def corpus(folder):
     return tuple(map(str, paths))
 
 
-def prepared(folder, **changes):
-    files = corpus(folder)
-    settings = {"vocab_size": 300, "max_tokens": 60, "max_pairs": None} | changes
-    return Text.prepare(folder, files, files, **settings)
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """Prepares a text of small batches, from the first pairs or all."""
+    monkeypatch.setattr(peers, "VOCABULARY", 300)
+    monkeypatch.setattr(peers, "TOKENS", 60)
+
+    def prepare(max_pairs=None):
+        files = corpus(tmp_path)
+        return peers.prepare(tmp_path, files, files, max_pairs)
+
+    return prepare
 
 
-def test_speeds_are_compared_with_the_first_and_memory_is_the_most():
-    measured = {
+def test_speeds_are_compared_with_the_first_and_memory_is_the_most(tmp_path, capsys):
+    epochs = {
+        "joeynmt": [],
         "vanilla": [(2.0, 100_000_000), (4.0, 100_000_000), (2.0, 300_000_000)],
         "eole": [(8.0, 700_000_000), (4.0, 600_000_000), (2.0, 600_000_000)],
-        "joeynmt": [],
     }
 
-    assert peers.speed_rows(1200, measured) == {
-        "vanilla": ["600", "300-600", "1.00", "300"],
-        "eole": ["300", "150-600", "0.50", "700"],
-        "joeynmt": ("failed", "-", "-", "-"),
-    }
+    def job(name, folder, updates):
+        def second_report():
+            if not epochs[name]:
+                raise RuntimeError("It is not there.")
+            return epochs[name].pop(0)
+
+        assert updates == {"vanilla": 7}.get(name, 5)
+        return SimpleNamespace(second_report=second_report)
+
+    text = SimpleNamespace(folder=tmp_path, lengths=np.array([1200]), updates={False: 5, True: 7})
+
+    peers.speed_rows(peers.Report(), text, {name: partial(job, name) for name in epochs}, 3)
+
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "| joeynmt | failed | - | - | - |",
+        "| vanilla | 600 | 300-600 | 1.00 | 300 |",
+        "| eole | 300 | 150-600 | 0.50 | 700 |",
+    ]
+    assert "joeynmt failed. It is not there." in printed.err
 
 
 def test_minutes_are_those_of_the_first_checkpoint_with_the_bleu():
@@ -130,8 +152,8 @@ def numbers(name):
     return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def test_all_toolkits_read_the_same_pieces(tmp_path):
-    text = prepared(tmp_path, max_pairs=47)
+def test_all_toolkits_read_the_same_pieces(prepared, tmp_path):
+    text = prepared(max_pairs=47)
 
     lines = [(tmp_path / f"train.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
     pieces = [[len(line.split()) for line in side] for side in lines]
@@ -144,7 +166,8 @@ def test_all_toolkits_read_the_same_pieces(tmp_path):
     assert {piece for side in lines for line in side for piece in line.split()} <= set(known)
     assert len(known) == len(set(known)) <= 300 - 4
     # Equal numbers of pairs come out even.
-    assert len(lines[0]) == text.pairs_per_update * text.updates[False] < 47
+    assert len(lines[0]) < 47
+    assert len(lines[0]) % text.updates[False] == 0
     assert (tmp_path / "first.de").read_text("utf-8") == lines[1][0] + "\n"
 
 
@@ -199,11 +222,11 @@ for n in range(1, 99):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vanilla", "m2m100"])
-def test_toolkit_trains_and_translates(tmp_path, name):
-    text = prepared(tmp_path)
+def test_toolkit_trains_and_translates(prepared, tmp_path, name):
+    text = prepared()
     toolkit = TOOLKITS[name]
     updates = text.updates[toolkit.batches_by_tokens]
-    timed = Job(toolkit, sys.executable, text, tmp_path / "timed", updates, 10**6)
+    timed = Job(toolkit, sys.executable, text, tmp_path / "timed", updates)
     saved = Job(toolkit, sys.executable, text, tmp_path / "saved", 2, 4)
 
     seconds, peak = timed.second_report()

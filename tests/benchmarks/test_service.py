@@ -6,7 +6,6 @@ import random
 import sys
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import pytest
@@ -31,7 +30,6 @@ from service import (
     body_of,
     faults,
     request,
-    speed,
     speed_cells,
     storm,
 )
@@ -71,8 +69,7 @@ def expected_and_service(tmp_path_factory):
     found = [one.text for one in translator.translate(LINES)]
     assert len(set(found)) == len(LINES)
     with running(app) as running_service:
-        process = SimpleNamespace(pid=os.getpid())
-        yield dict(zip(LINES, found, strict=True)), Service(running_service.port, process)
+        yield dict(zip(LINES, found, strict=True)), Service(running_service.port, os.getpid())
 
 
 def test_storm_finds_all_answers_right_and_measures_memory_by_quarters(expected_and_service):
@@ -109,6 +106,4 @@ def test_speed_counts_each_line_once(expected_and_service, monkeypatch):
     assert sorted(asked) == sorted(LINES)
     assert len(seconds) == len(LINES)
     assert 0 < max(seconds) <= total
-    assert speed([1.0, 3.0, 2.0], 4.0) == (0.75, 2.0, 3.0)
-    cells = speed_cells((125.0, 0.004, 0.1), (50.0, 0.02, 0.03))
-    assert cells == ["125", "2.50", "4.0", "100.0"]
+    assert speed_cells([0.001, 0.003, 0.002], 0.004, 0.01) == ["750", "2.50", "2.0", "3.0"]

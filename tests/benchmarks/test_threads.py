@@ -3,6 +3,7 @@
 import os
 import sys
 
+import pytest
 import torch
 
 from vanilla_transformer_tools import threads as counting
@@ -12,15 +13,13 @@ from ..support.documents import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import threads
-from threads import contenders, table_row
+from threads import cells, contenders
 
 
 def test_row_divides_idle_cores_by_the_best_fixed_number():
     seconds = {1: [2.0, 2.0, 9.0], 2: [4.0, 5.0, 6.0], None: [3.0, 3.0, 0.1]}
 
-    cells = table_row("tiny", "greedy", 1, seconds)
-
-    assert cells == "| tiny | greedy | 1 | 2.000 | 5.000 | 3.000 | 1.50 |"
+    assert cells(seconds) == ["2.000", "5.000", "3.000", "1.50"]
 
 
 def test_each_contender_has_its_number_of_threads(monkeypatch):
@@ -37,5 +36,7 @@ def test_fixed_number_of_threads_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["threads.py"])
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
 
-    assert threads.main() == 2
+    with pytest.raises(SystemExit, match="2"):
+        threads.main()
+
     assert "unset it" in capsys.readouterr().err

@@ -9,14 +9,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from contracts import CHECKS, Candidate, Check, decoding, inputs, sharing, training
+from contracts import CHECKS, Candidate, Check, computing, sharing, training
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "contracts.md"
 ALL_CHECKS = list(chain(*CHECKS.values()))
 
 # Transformers' own doing.
 BROKEN = {
-    decoding.asking_leaves_a_model_that_pickles: "its recording hooks are local functions",
+    computing.asking_leaves_a_model_that_pickles: "its recording hooks are local functions",
 }
 
 # What the neighbours do instead; a check that all three pass shows elsewhere that it can fail.
@@ -24,18 +24,18 @@ BREACHES = [
     (training.accumulates_exactly, "m2m100", r"gradient norms [\d.]+ / [\d.]+ / [\d.]+"),
     (training.smooths_through_trainer, "m2m100", "decoder_input_ids"),
     (training.never_holds_all_logits, "m2m100", "2,048,000 entries"),
-    (inputs.positions_survive_the_meta_device, "m2m100", "off by nan"),
-    (inputs.reads_past_the_maximum, "marian", "index out of range"),
-    (inputs.writes_past_the_maximum, "marian", "index out of range"),
-    (inputs.left_padding_of_sources_changes_nothing, "marian", r"off by 0\.\d"),
-    (inputs.left_padding_of_targets_changes_nothing, "marian", r"off by 0\.\d"),
-    (inputs.left_padded_prefixes_decode, "m2m100", r"off by 0\.\d"),
-    (decoding.returns_weights_when_asked, "m2m100", "none are returned"),
-    (decoding.generation_returns_weights_when_asked, "m2m100", "none are returned"),
-    (decoding.beams_leave_the_source_alone, "m2m100", "copied 8 times in 9 steps"),
-    (decoding.generation_has_room, "m2m100", "stops at 21 tokens"),
-    (decoding.never_writes_padding_or_start, "m2m100", r"wrote \[0, 0"),
-    (decoding.embeddings_stand_for_ids, "marian", "encoder_inputs_embeds off by"),
+    (computing.positions_survive_the_meta_device, "m2m100", "off by nan"),
+    (computing.reads_past_the_maximum, "marian", "index out of range"),
+    (computing.writes_past_the_maximum, "marian", "index out of range"),
+    (computing.left_padding_of_sources_changes_nothing, "marian", r"off by 0\.\d"),
+    (computing.left_padding_of_targets_changes_nothing, "marian", r"off by 0\.\d"),
+    (computing.left_padded_prefixes_decode, "m2m100", r"off by 0\.\d"),
+    (computing.returns_weights_when_asked, "m2m100", "none are returned"),
+    (computing.generation_returns_weights_when_asked, "m2m100", "none are returned"),
+    (computing.beams_leave_the_source_alone, "m2m100", "copied 8 times in 9 steps"),
+    (computing.generation_has_room, "m2m100", "stops at 21 tokens"),
+    (computing.never_writes_padding_or_start, "m2m100", r"wrote \[0, 0"),
+    (computing.embeddings_stand_for_ids, "marian", "encoder_inputs_embeds off by"),
     (sharing.untied_projection_survives, "m2m100", "a table each"),
     (sharing.resizes, "marian", r"size of tensor a \(48\)"),
     (sharing.lists_all_faults, "m2m100", "names 0 of 4"),

@@ -1,5 +1,6 @@
-"""`--share` and `--share_of_files`: which tests a run of a part takes."""
+"""`--share` and `--share_of_files`: which tests a run of a part takes; which see a GPU."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -39,3 +40,9 @@ def test_shares_together_are_everything():
     shares = [run(f"{n}/2", f"{m}/2") for n in (1, 2) for m in (1, 2)]
 
     assert set().union(*shares) == set(run("1/1", "1/1"))
+
+
+def test_only_tests_that_need_a_gpu_see_one(pytestconfig):
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+
+    assert is_hidden == (pytestconfig.option.markexpr.strip() != "gpu")

@@ -1,8 +1,6 @@
-import importlib.util
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +8,9 @@ import yaml
 
 from vanilla_transformer_tools.commands import main
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts/ablate.py"
+from ..support.documents import ROOT
+from ..support.scripts import run_script
+
 PLANS = [*sorted((ROOT / "ablations").glob("*.yaml")), ROOT / "scripts/speedrun.yaml"]
 PLAN = """
 options: >-
@@ -29,23 +28,18 @@ rows:
 def script(monkeypatch, tmp_path):
     """Runs the script in this process, with a function in place of the training command."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(SCRIPT.parent)
     Path("plan.yaml").write_text(PLAN, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("ablate_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
 
-    def run_script(train, *options):
-        def run(command, **_):
+    def run(train, *options):
+        def run_command(command, **_):
             folder = Path(command[command.index("--output_dir") + 1])
-            return subprocess.CompletedProcess(command, train(folder))
+            subprocess.CompletedProcess(command, train(folder)).check_returncode()
 
-        monkeypatch.setattr(subprocess, "run", run)
-        argv = ["ablate.py", "plan.yaml", "--data", ".", "--output", "runs", *options]
-        monkeypatch.setattr(sys, "argv", argv)
-        return module.main()
+        monkeypatch.setattr(subprocess, "run", run_command)
+        given = ["plan.yaml", "--data", ".", "--output", "runs", *options]
+        return run_script(ROOT / "scripts/ablate.py", *given)
 
-    return run_script
+    return run
 
 
 def finish(folder):
@@ -62,33 +56,33 @@ def stop(folder):
     return -15
 
 
-def test_failure_of_a_run_is_that_of_the_script(script, capsys):
+def test_failure_of_a_run_is_that_of_the_script(script):
     begun = []
 
     def fail(folder):
         begun.append(folder)
         return 2
 
-    assert script(fail, "--seeds", "3") == 2
+    done = script(fail, "--seeds", "3")
+
+    assert (done.returncode, done.stdout) == (2, "")
     assert len(begun) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert f"{begun[0]}: training ended with status 2." in printed.err
+    assert str(begun[0]) in done.stderr
+    assert "returned non-zero exit status 2." in done.stderr
 
 
-def test_run_that_was_stopped_is_no_result_and_begins_anew(script, capsys):
-    assert script(stop, "--seeds", "3") == 128 + 15
-    assert script(finish, "--seeds", "3", "--table") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+def test_run_that_was_stopped_is_no_result_and_begins_anew(script):
+    assert script(stop, "--seeds", "3").returncode == 128 + 15
+    assert len(script(finish, "--seeds", "3", "--table").stdout.splitlines()) == 2
 
-    assert script(finish, "--seeds", "3") == 0
+    done = script(finish, "--seeds", "3")
 
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert len(done.stdout.splitlines()) == 4
     names = {path.name for path in Path("runs").rglob("*") if path.is_file()}
     assert names == {"run.json", "results.json", ".options"}
 
 
-def test_table_has_means_and_ranges_over_the_seeds(script, capsys):
+def test_table_has_means_and_ranges_over_the_seeds(script):
     def finish_by_seed(folder):
         seed = int(folder.name[-1])
         record = {"minutes": 2.0 * seed, "parameters": 2000, "updates": 3}
@@ -97,20 +91,21 @@ def test_table_has_means_and_ranges_over_the_seeds(script, capsys):
         (folder / "results.json").write_text(json.dumps({"validation": scores}))
         return 0
 
-    assert script(finish_by_seed, "--seeds", "1", "2", "--rows", "post*") == 0
+    done = script(finish_by_seed, "--seeds", "1", "2", "--rows", "post*")
 
-    line = capsys.readouterr().out.splitlines()[-1]
+    line = done.stdout.splitlines()[-1]
     assert line == "| post-norm | 6.50 | 5.00-8.00 | 0.750 | 2 | 2,000 | 3 | 3.0 |"
 
 
-def test_finished_run_with_other_options_is_no_result(script, capsys):
+def test_finished_run_with_other_options_is_no_result(script):
     script(finish, "--seeds", "3")
     plan = Path("plan.yaml").read_text(encoding="utf-8")
     Path("plan.yaml").write_text(plan.replace("rate 0.5", "rate 0.4"), encoding="utf-8")
 
     for options in ([], ["--table"]):
-        assert script(finish, "--seeds", "3", *options) == 2
-        assert "runs/post-norm-3 holds a run with other options" in capsys.readouterr().err
+        done = script(finish, "--seeds", "3", *options)
+        assert done.returncode == 2
+        assert "runs/post-norm-3 holds a run with other options" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,18 +115,17 @@ def test_finished_run_with_other_options_is_no_result(script, capsys):
         ("rows: [a, b]", [], "plan.yaml must have `options` and `rows`"),
         ("rows: {a: --seed 1}\n : :", [], "plan.yaml must be YAML: while parsing"),
         ("options: [--a]\nrows: {a: }", [], "options must be options in one string, got ['--a']"),
-        (PLAN, ["--rows", "x"], "Pre-norm, as usual, post-norm, got ['x']"),
+        (PLAN, ["--rows", "x"], "Pre-norm, as usual, post-norm; one must be named, got ['x']"),
         (PLAN, ["--metric", "bleu", "--rows", "post*"], "has no score 'bleu' of translations"),
     ],
 )
-def test_mistakes_are_reported_without_a_table(script, capsys, plan, options, message):
+def test_mistakes_are_reported_without_a_table(script, plan, options, message):
     Path("plan.yaml").write_text(plan, encoding="utf-8")
 
-    assert script(finish, *options) == 2
+    done = script(finish, *options)
 
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.out == ""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
 
 
 def test_plans_of_the_repository_name_options_and_fields_that_exist(tmp_path, capsys):

@@ -1,4 +1,7 @@
+import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +11,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import compare_minutes
 
-SCRIPT = ROOT / "scripts/compare_minutes.py"
 PLAN = """
 Two words:
   folder: raw
@@ -27,38 +29,60 @@ Others:
 
 
 @pytest.fixture
-def plan(tmp_path):
-    path = tmp_path / "plan.yaml"
-    path.write_text(PLAN, encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def corpora(plan, tmp_path):
+def corpora(tmp_path):
     """The corpora of the plan by name."""
-    found = compare_minutes.read_corpora(plan, ["*"], tmp_path / "data", tmp_path / "runs")
-    return {corpus.name: corpus for corpus in found}
+    (tmp_path / "plan.yaml").write_text(PLAN, encoding="utf-8")
+    places = (tmp_path / "data", tmp_path / "runs")
+    return compare_minutes.read_corpora(tmp_path / "plan.yaml", ["*"], *places, minutes=15)
 
 
 def test_rules_have_files_and_metric_and_what_is_left_out_has_its_options_too(corpora, tmp_path):
-    words = corpora["Others"].options("rules", 15)
-    less = corpora["Two words"].options("left out", 15)
+    runs = corpora["Others"].runs()
+    less = corpora["Two words"].runs()["left out"]
 
     files = ["--train", "train.tsv", "--validation", "validation.tsv"]
     folder = ["--data", str(tmp_path / "data/other")]
     budget = ["--minutes", "15", "--metrics", "wer"]
-    assert words == [*files, *budget, *folder, "--disable_tqdm", "true"]
+    assert runs == {"rules": [*files, *budget, *folder, "--disable_tqdm", "true"]}
     assert less[less.index("--learning_rate") + 1] == "0.001"
     assert less[less.index("--train") + 1] == "train.jsonl"
 
 
 def test_recipe_is_stopped_after_the_minutes(corpora, tmp_path):
-    words = corpora["Two words"].options("recipe", 15)
+    words = corpora["Two words"].runs()["recipe"]
 
     assert words[:3] == [str(ROOT / "recipes/scan.yaml"), "--config", "d_model=8"]
     assert words[words.index("--max_minutes") + 1] == "15"
     assert words[words.index("--data") + 1] == str(tmp_path / "runs/two-words/data")
     assert "--minutes" not in words
+
+
+def test_each_run_is_trained_and_scored_once_and_a_failure_stops_no_other(
+    corpora, tmp_path, monkeypatch
+):
+    calls = []
+
+    def run(command, **_):
+        calls.append(command[3])
+        folder = Path(
+            command[command.index("--output_dir" if calls[-1] == "train" else "--model") + 1]
+        )
+        if folder.name == "left-out":
+            raise subprocess.CalledProcessError(1, command)
+        (folder / "run.json").write_text('{"minutes": 7.2}')
+        scores = {"validation, whole": {"exact_match": 41.5, "exact_match_signature": "unit:line"}}
+        (folder / "results.json").write_text(json.dumps(scores if calls[-1] == "evaluate" else {}))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(compare_minutes.Corpus, "make_files", lambda self: None)
+    given = [tmp_path / "plan.yaml", "--data", tmp_path, "--output", tmp_path / "runs"]
+    monkeypatch.setattr(sys, "argv", ["", *map(str, given), "--corpora", "Two*"])
+
+    statuses = [compare_minutes.main() for _ in range(2)]
+
+    assert statuses == [1, 1]
+    # The one that failed is tried again.
+    assert calls == ["train", "evaluate", "train", "train", "evaluate", "train"]
 
 
 def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
@@ -74,7 +98,7 @@ def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
         ),
     )
 
-    lines = compare_minutes.score_table([*corpora.values()]).splitlines()
+    lines = compare_minutes.score_table(corpora).splitlines()
 
     assert lines[2] == "| Two words | exact_match | 41.50 | 40.00 | 42.00 | 7.2 | -0.50 |"
     assert lines[3] == "| Others | wer |  |  |  |  |  |"

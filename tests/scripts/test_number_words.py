@@ -4,20 +4,17 @@ import pytest
 
 from number_words import (
     LARGEST_NUMBER,
-    DigitScore,
     english,
     english_parts,
-    exact_match_by_digits,
     german,
     german_parts,
     gold_alignment,
     write_corpus,
 )
 
-from ..support.full_disk import small_files
 from ..support.scripts import run_script
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_number_corpus.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "number_words.py"
 SPLITS = ("train", "validation", "test")
 
 
@@ -60,40 +57,27 @@ def tested_numbers(corpus):
 
 
 @pytest.mark.parametrize(
-    ("number", "word"),
+    ("number", "word", "words"),
     [
-        (0, "null"),
-        (1, "eins"),
-        (12, "zwölf"),
-        (17, "siebzehn"),
-        (21, "einundzwanzig"),
-        (77, "siebenundsiebzig"),
-        (101, "einhunderteins"),
-        (245, "zweihundertfünfundvierzig"),
-        (1001, "eintausendeins"),
-        (21_021, "einundzwanzigtausendeinundzwanzig"),
-        (101_001, "einhunderteintausendeins"),
-        (999_999, "neunhundertneunundneunzigtausendneunhundertneunundneunzig"),
+        (0, "null", "zero"),
+        (12, "zwölf", "twelve"),
+        (77, "siebenundsiebzig", "seventy-seven"),
+        (101, "einhunderteins", "one hundred one"),
+        (1001, "eintausendeins", "one thousand one"),
+        (
+            21_021,
+            "einundzwanzigtausendeinundzwanzig",
+            "twenty-one thousand twenty-one",
+        ),
+        (
+            999_999,
+            "neunhundertneunundneunzigtausendneunhundertneunundneunzig",
+            "nine hundred ninety-nine thousand nine hundred ninety-nine",
+        ),
     ],
 )
-def test_german_spells_hard_numbers(number, word):
+def test_hard_numbers_are_spelled(number, word, words):
     assert german(number) == word
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (0, "zero"),
-        (13, "thirteen"),
-        (21, "twenty-one"),
-        (40, "forty"),
-        (105, "one hundred five"),
-        (245, "two hundred forty-five"),
-        (21_021, "twenty-one thousand twenty-one"),
-        (999_999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
-    ],
-)
-def test_english_spells_hard_numbers(number, words):
     assert english(number) == words
 
 
@@ -119,17 +103,6 @@ def test_corpus_has_the_sizes_asked_for(corpus):
     pairs = {f"{split}.{language}": sizes[split] for split in SPLITS for language in ("de", "en")}
     others = ("numbers", "parts.de", "parts.en", "alignment")
     assert lengths == pairs | {f"test.{name}": 1_000 for name in others}
-
-
-def test_corpus_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
-    write_corpus(tmp_path, train=5, validation=4, test=3)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-
-    # The files of the other splits are small.
-    with small_files(20_000), pytest.raises(OSError, match=r"no room for train\.de in"):
-        write_corpus(tmp_path, seed=1, train=5000, validation=4, test=3)
-
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -220,20 +193,37 @@ def test_corpus_names_every_impossible_size(tmp_path):
     assert not (tmp_path / "corpus").exists()
 
 
-def test_exact_match_by_digits_counts_each_length():
-    numbers = [7, 12, 45, 999_999, 0]
-    references = [english(number) for number in numbers]
-    predictions = [references[0], "twelve ", *references[2:4], "Zero"]
-
-    scores = exact_match_by_digits(numbers, predictions, references)
-
-    assert scores == [DigitScore(1, 1, 2), DigitScore(2, 1, 2), DigitScore(6, 1, 1)]
-
-
 def test_script_prints_files_and_counts(tmp_path):
-    done = run_script(SCRIPT, tmp_path, "--train", 5, "--validation", 4, "--test", 3)
+    done = run_script(SCRIPT, "make", tmp_path, "--train", 5, "--validation", 4, "--test", 3)
 
     assert done.returncode == 0
     assert f"{tmp_path / 'train.de'}\t5 lines\n" in done.stdout
     assert len(read(tmp_path / "train.de")) == 5
     assert len(done.stdout.splitlines()) == len(list(tmp_path.iterdir())) == 10
+
+
+def score(folder, translations):
+    contents = {"test.numbers": "1\n2\n30\n", "test.en": "one\ntwo\nthirty\n"}
+    for name, content in (contents | translations).items():
+        (folder / name).write_text(content)
+    return run_script(SCRIPT, "score", folder, folder / "translations")
+
+
+def test_exact_matches_are_counted_for_each_number_of_digits(tmp_path):
+    done = score(tmp_path, {"translations": "one\ntwo \nthirty\n"})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows == [["digits", "exact", "lines"], ["1", "1", "2"], ["2", "1", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("translations", "message"),
+    [({}, "translations"), ({"translations": "one\n"}, "got 3, 1 and 3")],
+)
+def test_mistakes_end_the_script_with_one_line(tmp_path, translations, message):
+    done = score(tmp_path, translations)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
