@@ -75,15 +75,6 @@ def make(tmp_path):
     return make_checkpoint
 
 
-def test_checkpoints_are_in_the_order_of_their_updates(make, tmp_path):
-    whole = [make(update) for update in (9, 10, 100)]
-    make(50, closed=False)
-    (tmp_path / "checkpoint-7").write_text("no folder")
-    (tmp_path / "checkpoint-best").mkdir()
-
-    assert closed_checkpoints(tmp_path) == whole
-
-
 def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, tmp_path, capsys):
     for update in (8, 9, 10, 11, 12, 13):
         make(update, closed=update != 12)
@@ -91,6 +82,7 @@ def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, t
     (tmp_path / "checkpoint-11" / "global_step" / "part").unlink()
     (tmp_path / "checkpoint-13" / "optimizer.pt").unlink()
     close_checkpoint(tmp_path / "checkpoint-13")
+    (tmp_path / "checkpoint-best").mkdir()
 
     assert find_checkpoint(tmp_path, resume=True) == tmp_path / "checkpoint-9"
     assert capsys.readouterr().out.splitlines() == [
@@ -194,19 +186,6 @@ def test_resumed_run_saves_as_often_as_it_is_told(corpus, folder):
     resume(corpus, folder, 9, save_steps=1)
 
     assert checkpoints_of(folder) == [4, 6, 7, 8, 9]
-
-
-def test_resuming_passes_over_several_broken_checkpoints(corpus, first_run, folder, capsys):
-    with open(folder / "checkpoint-6" / "optimizer.pt", "r+b") as file:
-        file.truncate(1000)
-    flip_bit(folder / "checkpoint-4" / "model.safetensors")
-
-    resume(corpus, folder, 6)
-
-    said = capsys.readouterr().out
-    assert "checkpoint-6 is skipped: its optimizer.pt has other bytes than were saved" in said
-    assert "checkpoint-4 is skipped: its model.safetensors has other bytes" in said
-    assert_same_weights(folder, first_run)
 
 
 def test_resuming_is_refused_when_no_checkpoint_is_whole(corpus, folder):
@@ -439,21 +418,14 @@ def record(corpus, tmp_path):
     return describe_run(settings, build_arguments(settings, tmp_path), 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"learning_rate": 5e-3}, "--learning_rate was 0.01, got 0.005"),
-        ({"settings": {"max_tokens_per_batch": 400}}, "--max_tokens_per_batch was 800, got 400"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_resuming_is_refused_with_other_settings(corpus, folder, changes, fault):
+def test_resuming_is_refused_with_other_settings(corpus, folder):
     before = state_of(folder)
 
     with pytest.raises(ValueError, match="continues a run with its own settings") as error:
-        resume(corpus, folder, 8, **changes)
+        resume(corpus, folder, 8, learning_rate=5e-3, settings={"max_tokens_per_batch": 400})
 
-    assert fault in str(error.value)
+    assert "--learning_rate was 0.01, got 0.005" in str(error.value)
+    assert "--max_tokens_per_batch was 800, got 400" in str(error.value)
     assert state_of(folder) == before
 
 
@@ -495,12 +467,10 @@ def test_every_setting_may_change_or_is_refused(record):
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["max_steps", "eval_steps", "ddp_timeout"],
-)
-def test_length_and_reports_of_a_run_may_change(record, name):
-    continued_record(record, {**record, "arguments": {**record["arguments"], name: 77}})
+def test_length_and_reports_of_a_run_may_change(record):
+    others = dict.fromkeys(("max_steps", "eval_steps", "ddp_timeout"), 77)
+
+    continued_record(record, {**record, "arguments": {**record["arguments"], **others}})
 
 
 def test_scores_of_a_resumed_run_are_measured_as_before(record):
