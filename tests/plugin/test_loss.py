@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
