@@ -12,8 +12,6 @@ from torch import Tensor
 from ..support import gradients_of_one_update as one_update
 from ..support.gradients_of_one_update import (
     SHARED,
-    SMOOTHINGS,
-    SPLITS,
     gradients_of_one_update,
 )
 from ..support.launching import launch
@@ -59,8 +57,7 @@ def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("split", "smoothing"), SHARED)
 def test_gradients_are_those_of_one_mean_when_batches_are_accumulated(tmp_path, split, smoothing):
     gradients = gradients_of_one_update(tmp_path, split, smoothing)
 
