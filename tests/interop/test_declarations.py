@@ -307,6 +307,7 @@ def test_quantised_weights_are_refused(translator, mapping, tmp_path):
     [
         (["--tokenizer", "words"], "--tokenizer needs --mapping, .* got 'words'. Leave it out"),
         (["--mapping", "none.yaml"], "--mapping: there is no file 'none.yaml'"),
+        (["--min_count", "2"], "--min_count needs --keep_vocabulary, got only 2"),
     ],
 )
 def test_command_refuses_options_that_do_not_fit(tmp_path, capsys, options, message):
