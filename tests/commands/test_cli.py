@@ -191,28 +191,6 @@ def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
     return files
 
 
-def test_evaluate_scores_a_file_without_a_model(run, corpus, translations):
-    _, nearly = translations
-    argv = ["--hypotheses", nearly, "--test", *pair(corpus, "test"), "--metrics", "exact_match"]
-
-    outcome = run("evaluate", *argv)
-
-    assert (outcome.status, outcome.err) == (0, "")
-    assert outcome.out.startswith("exact match 92.00 ± ")
-
-
-def test_evaluate_tells_line_ends_of_windows(run, corpus, translations, tmp_path, caplog):
-    right, _ = translations
-    file = tmp_path / "from_windows"
-    file.write_bytes(right.read_bytes().replace(b"\n", b"\r\n"))
-
-    outcome = run("evaluate", "--hypotheses", file, "--test", *pair(corpus, "test"))
-
-    assert outcome.status == 0
-    (message,) = caplog.messages
-    assert message.startswith(f"{str(file)!r}: lines end with a carriage return")
-
-
 def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(copied_model)
     positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
@@ -229,9 +207,10 @@ def test_evaluate_compares_two_files(run, corpus, translations):
     right, nearly = translations
     argv = ["--hypotheses", right, "--against", nearly, "--test", *pair(corpus, "test")]
 
-    out = run("evaluate", *argv, "--metrics", "wer").out
+    outcome = run("evaluate", *argv, "--metrics", "wer")
 
-    heading, row, meaning = out.split("\n\n")[1].split("\n")[:3]
+    assert (outcome.status, outcome.err) == (0, "")
+    heading, row, meaning = outcome.out.split("\n\n")[1].split("\n")[:3]
     assert heading.split() == [str(right), str(nearly), "difference", "p"]
     assert row.split()[:4] == ["WER", "0.00", "8.00", "-8.00"]
     assert meaning.startswith("p: ")
@@ -276,9 +255,6 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
         (["translate", "drei"], "--model needs the folder"),
         (["translate", "--model", "a", "--beams=3"], "option --beams; did you mean --num_beams"),
         (["translate", "--model", "/no/such"], "--model: there is no folder '/no/such'"),
-        (["translate", "--num_beams", "x"], "--num_beams.* invalid int value: 'x'"),
-        (["evaluate", "--model", "a"], "--test needs the test pairs"),
-        (["evaluate", "--test", "a"], "--model needs the folder"),
         (["evaluate", "--test", "a", "--hypotheses", "b"], "--hypotheses: there is no file 'b'"),
         (["evaluate", "--test", "a", "--hypotheses", "b", "--model", "c"], "leave out --model"),
         (
@@ -289,7 +265,6 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
             ["evaluate", "--test", "a", "--model", "b", "--against", "c", "--bootstrap", "0"],
             "--against needs the resamples of --bootstrap, got 0",
         ),
-        (["evaluate", "a"], "unexpected argument 'a'"),
     ],
 )
 def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
@@ -300,17 +275,12 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
     ("options", "pattern"),
     [
         (["--epochs", "3"], "unknown option --epochs; did you mean --num_train_epochs"),
-        (["--qqqq", "3"], "unknown option --qqqq; --help"),
-        (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
         (["--config", "d_modle=64"], "no field 'd_modle'. Did you mean d_model"),
-        (["--config", "d_model=wide"], ".*d_model.*expected int, got str .*'wide'"),
-        (["--vocab_size", "100"], "`vocab_size` must be at least 262 .*, got 100"),
         (
             ["--bleu_tokenize", "xx"],
             r"--bleu_tokenize: .*got 'xx'\. Choose from: auto, none, .*13a, .*char",
         ),
         (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
-        (["--resume"], "--resume needs a whole checkpoint"),
         (["--init_from", "/no/such"], "--init_from: there is no folder '/no/such'"),
     ],
 )
@@ -327,7 +297,6 @@ def test_train_tells_a_mistake_alone_and_writes_nothing(run, corpus, tmp_path, o
     [
         (b"one\n", "same number of lines, got 300 in .* and 1 in"),
         (b"one\ntwo \xe9\n", "bad.en' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
-        (None, "No such file or directory: .*bad.en'"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -433,26 +402,16 @@ def test_help_all_lists_trainers_options_with_our_defaults(run):
     assert re.search(r"--learning_rate .*?\(default: 0\.0007\)", text)
 
 
-every_help = pytest.mark.parametrize("argv", [["--help"], ["push", "--help"]], ids=" ".join)
-
-
-@every_help
-def test_reader_of_the_help_may_stop_early(run, stdout_to, argv):
+@pytest.mark.parametrize("argv", [["--help"], ["push", "--help"]], ids=" ".join)
+def test_reader_of_the_help_may_stop_early_and_a_full_disk_is_told(run, stdout_to, argv):
     reading, writing = os.pipe()
     os.close(reading)
     stdout_to(writing)
-
     assert run(*argv) == Outcome(141, "", "")
 
-
-@every_help
-def test_help_that_cannot_be_written_is_told_in_one_line(run, stdout_to, argv):
     stdout_to(os.open("/dev/full", os.O_WRONLY))
-
-    outcome = run(*argv)
-
-    assert outcome.status == 2
-    assert outcome.err == "vanilla-transformer: [Errno 28] No space left on device\n"
+    told = "vanilla-transformer: [Errno 28] No space left on device\n"
+    assert run(*argv) == Outcome(2, "", told)
 
 
 def test_closed_streams_are_empty_or_named(model, run, monkeypatch):
@@ -470,17 +429,3 @@ def test_closed_streams_are_empty_or_named(model, run, monkeypatch):
     assert unwritten[:2] == help_text[:2] == (2, "")
     assert "Standard output is closed, so that --output is needed." in unwritten.err
     assert "standard output is closed: send it to a file" in help_text.err
-
-
-def test_reader_that_stops_early_is_no_mistake():
-    code = (
-        "from vanilla_transformer_tools.commands.command import run\n"
-        "run(lambda argv: [print('line' * 999) for _ in range(999)], [])\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        process.stdout.read(1)
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait() == 141
