@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,27 @@ import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text import streaming, training_data
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 from vanilla_transformer_tools.text.streaming import TokenBatchStream
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.recipe import recipe
 from vanilla_transformer_tools.training.run import train
 
 from ..support import gradients_of_one_update, train_on_stream
 from ..support.launching import launch
-from ..support.training_runs import MOMENT, checkpoints_of, read_json, read_log, weights_of
+from ..support.training_runs import (
+    MOMENT,
+    build_arguments,
+    build_settings,
+    checkpoints_of,
+    read_json,
+    read_log,
+    weights_of,
+)
 
 MAX_LENGTH = 20
 
@@ -364,32 +370,12 @@ def test_empty_stream_is_refused(tmp_path):
 def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) -> Path:
     """Trains a minute model on a stream; `changes` are settings and arguments."""
 
-    def pair(split: str) -> list[str]:
-        return [str(corpus / f"{split}.{language}") for language in ("de", "en")]
-
-    given: dict[str, Any] = {
-        "train": pair("train"),
-        "validation": pair("validation") if validated else [],
-        "config": ["d_model=16", "encoder_layers=1", "decoder_layers=1"],
-        "vocab_size": 320,
-        "shuffle_buffer": 100,
-        "max_length": 60,
-        "max_tokens_per_batch": 500,
-    }
+    of_stream = {"streaming": True, "shuffle_buffer": 100, "max_length": 60}
+    usual = build_settings(corpus, validated=validated, max_tokens_per_batch=500, **of_stream)
     fields = TrainSettings.__dataclass_fields__
-    settings = TrainSettings(
-        streaming=True, **given | {name: value for name, value in changes.items() if name in fields}
-    )
-    arguments = {
-        "output_dir": str(folder),
-        "max_steps": 6,
-        "logging_steps": 2,
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-    }
-    arguments |= {name: value for name, value in changes.items() if name not in fields}
-    return train(settings, Seq2SeqTrainingArguments(**recipe(settings) | arguments))
+    settings = replace(usual, **{name: changes.pop(name) for name in {*changes} & {*fields}})
+    arguments = {"max_steps": 6, "logging_steps": 2, **changes}
+    return train(settings, build_arguments(settings, folder, **arguments))
 
 
 @pytest.mark.parametrize(("updates", "reports"), [(5, [2, 4, 5]), (4, [2, 4])])
