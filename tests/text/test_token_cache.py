@@ -301,11 +301,8 @@ def saved_files(tokenizer, folder):
     [
         {},
         {"kind": "unigram"},
-        {"kind": "char"},
-        {"kind": "word"},
         {"target_languages": ["en", "de"]},
         {"unicode_form": "NFKD"},
-        {"pretokenized": True},
     ],
 )
 def test_second_run_has_the_vocabulary_of_the_first(cache, learned, tmp_path, settings):
@@ -388,15 +385,6 @@ def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(
     assert [text.replace("s", "t") for text in sources] == targets
     assert sources != [source for source, _ in rows[:30]]
     assert len(set(sources)) == 30
-
-
-def test_vocabulary_is_not_kept_when_it_shall_not_be(cache, learned, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, "")
-
-    cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
-
-    assert len(learned) == 1
-    assert not cache.exists()
 
 
 def test_vocabularies_and_ids_do_not_push_each_other_out(cache, tokenizers, monkeypatch):
