@@ -100,8 +100,9 @@ def test_single_string_is_refused(build):
         next(build().translate("a dog"))
 
 
-@SEARCHES
-@pytest.mark.parametrize(("name", "max_extra_tokens"), [("max_length", 0), ("max_new_tokens", 3)])
+@pytest.mark.parametrize(
+    ("num_beams", "name", "max_extra_tokens"), [(1, "max_length", 0), (3, "max_new_tokens", 3)]
+)
 def test_limit_is_that_of_the_sentence_and_not_of_the_generation_config(
     endless_model, build, num_beams, name, max_extra_tokens
 ):
@@ -426,20 +427,14 @@ def test_batches_of_a_gpu_are_larger(tiny_model, tokenizer, monkeypatch, device,
     assert translator.max_tokens_per_batch == tokens // 2
 
 
-@pytest.mark.parametrize(
-    ("computes", "given", "used"),
-    [
-        (True, "auto", torch.bfloat16),
-        (False, "auto", torch.float32),
-    ],
-)
-def test_weights_on_a_gpu_are_bfloat16_unless_another_type_is_given(
-    tiny_model, tokenizer, tmp_path, monkeypatch, computes, given, used
+@pytest.mark.parametrize(("computes", "used"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_weights_on_a_gpu_are_bfloat16_if_it_computes_in_that(
+    tiny_model, tokenizer, tmp_path, monkeypatch, computes, used
 ):
     tiny_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr(translation, "gpu_computes_bfloat16", lambda: computes)
 
-    translator = Translator.from_pretrained(str(tmp_path), engine="torch", dtype=given)
+    translator = Translator.from_pretrained(str(tmp_path), engine="torch", dtype="auto")
 
     assert translator.engine.model.dtype == used
