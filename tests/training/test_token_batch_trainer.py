@@ -285,6 +285,17 @@ def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, e
     assert not list(clock)
 
 
+def test_memory_counts_what_adam_remembers(build, monkeypatch):
+    trainer = build()
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))
+    monkeypatch.setattr(planning.psutil, "Process", lambda: process)
+
+    _, gigabytes = planning._try_batches(trainer)
+
+    # Two moments of four bytes for each weight.
+    assert gigabytes == pytest.approx(8 * trainer.model.num_parameters() / 1e9)
+
+
 def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
     trainer = build()
     monkeypatch.setattr(type(trainer.args), "device", DEVICE)
