@@ -49,17 +49,6 @@ def test_retained_graph_gives_the_gradients_again(projection):
         torch.testing.assert_close(other, one * 1.5, rtol=1e-12, atol=0)
 
 
-def test_retained_graph_accumulates_gradients(projection):
-    loss, inputs = loss_of(projection)
-    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
-
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-    for one, gradient in zip(inputs, expected, strict=True):
-        torch.testing.assert_close(one.grad, 2 * gradient, rtol=1e-12, atol=0)
-
-
 def test_second_backward_pass_needs_a_retained_graph(projection):
     loss, _ = loss_of(projection)
     loss.backward()
@@ -150,23 +139,6 @@ def test_gradients_are_those_of_float64_with_a_short_chunk(monkeypatch, terms, d
     assert (total - exact).abs() < bound * exact
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() < bound * other.norm()
-
-
-def rows_of_each_call(monkeypatch: pytest.MonkeyPatch, name: str, passes: int) -> list[int]:
-    """Rows of logits at each call of a function of the loss, with 45 positions and 37 entries."""
-    rows = []
-    compute = getattr(fast_loss_vanilla_transformer, name)
-
-    def watch(logits: Tensor, *others: Any) -> Any:
-        rows.append(len(logits))
-        return compute(logits, *others)
-
-    monkeypatch.setattr(fast_loss_vanilla_transformer, name, watch)
-    labels = torch.randint(37, (1, 45)).expand(passes, -1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        states = torch.randn(passes, 45, 24)
-        projected_loss_sum(nn.Linear(24, 37), states, labels, LossTerms(0.0, 2.0 * (passes - 1)))
-    return rows
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -338,25 +310,3 @@ def test_second_derivatives_need_all_logits(batch, changes, r_drop_alpha):
 
     model.config.fast, model.model.computing = False, Plain()
     torch.testing.assert_close(found, torch.autograd.grad(slope(), parameters))
-
-
-def test_transforms_of_torch_compute_the_gradients_of_training(batch):
-    # `vmap` refuses Transformers' look at the values of a mask.
-    del batch["attention_mask"]
-    model = build_variant(**SMOOTH, **TWO_TABLES).double().train()
-    model.set_attn_implementation("eager")
-    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
-    expected = torch.autograd.grad(model(**batch).loss, list(model.parameters()))
-
-    def loss_of(weights: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        loss: Tensor = torch.func.functional_call(model, weights, (), batch).loss
-        return loss
-
-    actual = torch.func.grad(loss_of)(weights, batch)
-    rows = {name: tensor[:, None] for name, tensor in batch.items()}
-    each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(weights, rows)
-
-    last = torch.func.grad(loss_of)(weights, {name: one[2] for name, one in rows.items()})
-    for gradient, name in zip(expected, weights, strict=True):
-        torch.testing.assert_close(actual[name], gradient)
-        torch.testing.assert_close(each[name][2], last[name])
