@@ -91,19 +91,6 @@ def test_concatenated_sinusoids_are_those_of_m2m100_when_base_and_offset_are():
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concatenated"])
-def test_sinusoid_further_on_is_a_fixed_linear_map(kind):
-    # Wavelengths of 6 to 100 positions, so that 64 of them determine the map.
-    model = build_variant(d_model=8, position_embedding_type=kind, position_base=40).double()
-    positions = positions_of(model, 256)
-
-    for distance in (1, 5, 40):
-        map_of_distance = torch.linalg.lstsq(
-            positions[:64], positions[distance : 64 + distance]
-        ).solution
-        torch.testing.assert_close(positions[:-distance] @ map_of_distance, positions[distance:])
-
-
 def from_meta(model: Model, folder: Path, dtype: torch.dtype) -> Model:
     with torch.device("meta"):
         empty = Model(model.config)
