@@ -14,7 +14,6 @@ from ..conftest import (
     TINY,
     Model,
     build_variant,
-    long_inputs,
     source_of,
     without_labels,
 )
@@ -30,22 +29,6 @@ def mixings(model: Model) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if name.endswith("_mixing") and hasattr(module, "weight")
     }
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("key_heads", "d_k"), [(2, 3), (4, 2)])
-def test_score_map_of_a_head_has_at_most_the_rank_of_its_key_size(key_heads, d_k):
-    model = build_variant(talking_heads="logits", key_heads=key_heads, d_k=d_k).double()
-    mixing = model.model.encoder.layers[0].self_attn.logits_mixing
-    maps: list[tuple[Tensor, Tensor]] = []
-    mixing.register_forward_hook(lambda _, inputs, output: maps.append((inputs[0], output)))
-
-    model(**long_inputs(20))
-
-    ((of_heads, mixed),) = maps
-    assert of_heads.shape == (2, key_heads, 20, 20)
-    assert torch.linalg.matrix_rank(of_heads).unique().tolist() == [d_k]
-    assert torch.linalg.matrix_rank(mixed).unique().tolist() == [key_heads * d_k]
 
 
 @each_kind
