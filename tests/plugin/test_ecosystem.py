@@ -186,30 +186,6 @@ def test_weights_with_products_of_their_own_are_called(batch, tied):
     assert model.model.shared.weight.grad.any()
 
 
-class LogitsOf(nn.Module):
-    """The model as `torch.jit.trace` wants one: tensors in, a tensor out."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        logits: Tensor = self.model(*inputs, use_cache=False, return_dict=False)[0]
-        return logits
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit:DeprecationWarning")
-def test_traced_model_gives_the_same_logits_for_other_shapes(tiny_model):
-    source, target = torch.tensor([[5, 6, 7, 2]] * 2), torch.tensor([[1, 8, 9]] * 2)
-    inputs = (source, torch.ones_like(source), target)
-    others = (source[:1, :3], torch.tensor([[1, 1, 0]]), target[:1, :2])
-
-    traced = torch.jit.trace(LogitsOf(tiny_model), inputs)
-
-    for given in (inputs, others):
-        torch.testing.assert_close(traced(*given), tiny_model(*given).logits)
-
-
 def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
     """Adapters that change the outputs at once: by default they start as zero."""
     torch.manual_seed(0)
@@ -280,17 +256,6 @@ def test_merged_adapters_give_the_same_logits_and_generate_alike(tiny_model, bat
         torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
     assert type(unloaded) is Model
     assert torch.equal(unloaded.generate(**source_of(batch), **search), generated)
-
-
-def test_saved_adapters_load_onto_a_saved_model(tiny_model, batch, tmp_path):
-    tiny_model.save_pretrained(tmp_path / "model")
-    peft_model = with_lora(tiny_model)
-    peft_model.save_pretrained(tmp_path / "adapters")
-
-    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
-    loaded = PeftModel.from_pretrained(base, tmp_path / "adapters")
-
-    assert torch.equal(loaded(**batch).logits, peft_model(**batch).logits)
 
 
 def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
