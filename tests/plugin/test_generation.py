@@ -258,43 +258,6 @@ def test_assisted_generation_is_greedy(tiny_model, batch, helper):
     assert len(projections) == tiny_model.config.decoder_layers
 
 
-def test_generation_with_tokens_looked_up_in_the_source_is_greedy(tiny_model, batch):
-    expected = tiny_model.generate(**first_row(batch), max_new_tokens=12)
-    calls = record_calls(tiny_model, "lm_head")
-
-    actual = tiny_model.generate(**first_row(batch), prompt_lookup_num_tokens=3, max_new_tokens=12)
-
-    assert actual.tolist() == expected.tolist()
-    assert len(calls) < expected.shape[1] - 1
-
-
-def worst_token(model: Model, input_ids: Tensor, steps: int, **model_kwargs: Any) -> Tensor:
-    """A search of a user's: takes the worst token each time."""
-    for name in ("logits_processor", "stopping_criteria", "generation_config"):
-        model_kwargs.pop(name)
-    for _ in range(steps):
-        inputs = model.prepare_inputs_for_generation(
-            input_ids, next_sequence_length=1, **model_kwargs
-        )
-        output = model(**inputs, return_dict=True)
-        model_kwargs = model._update_model_kwargs_for_generation(
-            output, model_kwargs, is_encoder_decoder=True
-        )
-        input_ids = torch.cat((input_ids, output.logits[:, -1:].argmin(dim=-1)), dim=1)
-    return input_ids
-
-
-def test_users_search_runs_when_given_as_a_function(tiny_model, batch):
-    target = torch.ones(3, 1, dtype=torch.long)
-    for _ in range(4):
-        logits = tiny_model(**source_of(batch), decoder_input_ids=target).logits
-        target = torch.cat((target, logits[:, -1:].argmin(dim=-1)), dim=1)
-
-    actual = tiny_model.generate(**source_of(batch), custom_generate=worst_token, steps=4)
-
-    assert actual.tolist() == target.tolist()
-
-
 @pytest.mark.parametrize(
     ("limit", "width"), [({"max_new_tokens": 30}, 31), ({"max_length": 30}, 30)], ids=str
 )
