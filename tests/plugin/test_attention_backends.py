@@ -298,23 +298,6 @@ def test_weights_and_states_are_returned_under_any_kernel(eager_model, batch, at
     assert eager_model.config._attn_implementation == attention
 
 
-@torch.no_grad()
-def test_states_alone_are_returned_by_the_kernel_itself(eager_model, batch, attention):
-    expected = eager_model(**without_labels(batch), output_hidden_states=True)
-
-    eager_model.set_attn_implementation(attention)
-    actual = eager_model(**without_labels(batch), output_hidden_states=True)
-
-    assert actual.decoder_attentions is None
-    torch.testing.assert_close(actual.decoder_hidden_states, expected.decoder_hidden_states)
-    # Kernels differ in what they give for padding.
-    is_real = batch["attention_mask"].bool()
-    for states, eager in zip(
-        actual.encoder_hidden_states, expected.encoder_hidden_states, strict=True
-    ):
-        torch.testing.assert_close(states[is_real], eager[is_real])
-
-
 @pytest.mark.parametrize("cache_implementation", [None, "static"])
 def test_generation_returns_weights_and_states_under_any_kernel(
     eager_model, batch, attention, cache_implementation
