@@ -167,6 +167,10 @@ def test_norm_that_divides_by_more_than_its_input_is_refused():
             ["`d_model` must be a multiple of `encoder_attention_heads`, got 512 and 7"],
         ),
         (
+            {"decoder_attention_heads": 7},
+            ["`d_model` must be a multiple of `decoder_attention_heads`, got 512 and 7"],
+        ),
+        (
             {"encoder_attention_heads": 7, "d_k": 64},
             ["`d_model` must be a multiple of `encoder_attention_heads`", "set `d_v`"],
         ),
@@ -202,6 +206,7 @@ def test_norm_that_divides_by_more_than_its_input_is_refused():
         ),
         ({"activation_function": "rleu"}, ["`activation_function` must be one of", "got 'rleu'"]),
         ({"pad_token_id": -1}, ["`pad_token_id` must be", "got -1 and 37000"]),
+        ({"bos_token_id": 37_000}, ["`bos_token_id` must be", "got 37000 and 37000"]),
         (
             {"vocab_size": 9, "decoder_vocab_size": 8, "share_encoder_decoder_embeddings": False}
             | {"bos_token_id": 8},

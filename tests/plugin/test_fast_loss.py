@@ -310,3 +310,25 @@ def test_second_derivatives_need_all_logits(batch, changes, r_drop_alpha):
 
     model.config.fast, model.model.computing = False, Plain()
     torch.testing.assert_close(found, torch.autograd.grad(slope(), parameters))
+
+
+def test_transforms_of_torch_compute_the_gradients_of_training(batch):
+    # `vmap` refuses Transformers' look at the values of a mask.
+    del batch["attention_mask"]
+    model = build_variant(**SMOOTH, **TWO_TABLES).double().train()
+    model.set_attn_implementation("eager")
+    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+    expected = torch.autograd.grad(model(**batch).loss, list(model.parameters()))
+
+    def loss_of(weights: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = torch.func.functional_call(model, weights, (), batch).loss
+        return loss
+
+    actual = torch.func.grad(loss_of)(weights, batch)
+    rows = {name: tensor[:, None] for name, tensor in batch.items()}
+    each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(weights, rows)
+
+    last = torch.func.grad(loss_of)(weights, {name: one[2] for name, one in rows.items()})
+    for gradient, name in zip(expected, weights, strict=True):
+        torch.testing.assert_close(actual[name], gradient)
+        torch.testing.assert_close(each[name][2], last[name])

@@ -245,6 +245,21 @@ def test_auto_map_names_its_own_folder_when_the_model_came_from_the_hub(folder, 
     assert code_and_auto_map(tmp_path) == code_and_auto_map(folder)
 
 
+def test_folder_is_the_same_when_a_subclass_saves_it(folder, tmp_path):
+    # As FSDP does, which gives the model a class of its own.
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.__class__ = type("Wrapped", (type(model),), {})
+
+    model.save_pretrained(tmp_path)
+
+    config = AutoConfig.from_pretrained(folder)
+    config.architectures = ["Wrapped"]
+    assert contents(tmp_path) == {
+        **model_contents(folder),
+        "config.json": config.to_json_string().encode(),
+    }
+
+
 def test_registered_subclass_is_saved_with_its_own_code_too(folder, tmp_path, monkeypatch):
     code = tmp_path / "modeling_mine.py"
     code.write_text(
