@@ -109,26 +109,6 @@ def test_step_with_labels_fills_no_cache(tiny_model, batch):
 
 @depths
 @both_widths
-def test_generation_is_the_same_without_cache(batch, depths, num_beams):
-    cached, uncached = (
-        build_model(depths).generate(
-            **source_of(batch),
-            num_beams=num_beams,
-            num_return_sequences=num_beams,
-            max_new_tokens=9,
-            use_cache=use_cache,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        for use_cache in (True, False)
-    )
-
-    assert cached.sequences.tolist() == uncached.sequences.tolist()
-    torch.testing.assert_close(cached.scores, uncached.scores)
-
-
-@depths
-@both_widths
 @pytest.mark.parametrize(
     "cache_implementation",
     [
