@@ -166,22 +166,6 @@ def test_minutes_leave_given_options_alone_in_both_spellings(words, train_for_mi
     assert name not in {decision.option for decision in decisions}
 
 
-def test_minutes_judge_the_pairs_that_filters_leave(train_for_minutes, capsys):
-    with pytest.raises(SystemExit):
-        train_for_minutes("--filter_identical")
-
-    assert "The filters must leave at least one pair" in capsys.readouterr().err
-
-
-def test_minutes_count_accumulated_batches(train_for_minutes):
-    steps = [
-        train_for_minutes("--gradient_accumulation_steps", number)[1].save_steps
-        for number in ("1", "8")
-    ]
-
-    assert steps[0] == pytest.approx(8 * steps[1], rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("words", "steps"),
     [
