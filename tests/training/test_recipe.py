@@ -90,14 +90,6 @@ def test_run_of_minutes_is_saved_and_scored_by_updates():
     assert "eval_strategy" not in recipe(TrainSettings(**TRAINED, minutes=1.0))
 
 
-def test_no_process_searches_for_unused_parameters():
-    assert recipe(TrainSettings(**TRAINED))["ddp_find_unused_parameters"] is False
-
-
-def test_lost_process_is_noticed_within_ten_minutes():
-    assert recipe(TrainSettings(**TRAINED))["ddp_timeout"] == 10 * 60
-
-
 # Config fields
 
 
