@@ -394,17 +394,6 @@ def test_vocabulary_of_a_saved_tokenizer_is_not_contradicted(model_folder, corpu
         run_training(corpus, tmp_path, UNVALIDATED | settings, max_steps=1)
 
 
-def test_tokenizer_may_be_saved_without_a_model(corpus, tmp_path):
-    tokenizer = VanillaTransformerTokenizer.train(["ein hund rennt", "a dog runs"], vocab_size=300)
-    tokenizer.save_pretrained(tmp_path / "saved")
-    settings = {"tokenizer": str(tmp_path / "saved")}
-
-    run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
-
-    trained = VanillaTransformerTokenizer.from_pretrained(tmp_path / "run")
-    assert trained.get_vocab() == tokenizer.get_vocab()
-
-
 def test_tokenizer_of_another_kind_is_refused_with_what_is_possible(corpus, tmp_path):
     (tmp_path / "spm.model").write_bytes(b"x")
     backend = VanillaTransformerTokenizer.train(["a"], vocab_size=300).backend_tokenizer
