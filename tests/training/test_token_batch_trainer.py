@@ -238,18 +238,6 @@ def test_plan_warns_of_a_warmup_that_takes_most_of_the_run(planned):
     assert "warm-up" not in planned(minutes_left=9, warmup_steps=21, **given)[1]
 
 
-def test_plan_of_a_sharded_model_says_that_no_batches_are_tried(build, monkeypatch):
-    trainer = build()
-    trainer.is_sharded = True
-    monkeypatch.setattr(planning, "_try_batches", None)
-
-    *others, last = planning.forecast(trainer, 0)
-
-    assert [line.split()[0] for line in others] == ["device", "pairs", "parameters", "batches"]
-    assert last.startswith("sharded ")
-    assert "no batches are tried" in last
-
-
 def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
     trainer = build()
     for dropout in trainer.model.modules():
