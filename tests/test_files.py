@@ -7,7 +7,6 @@ import hashlib
 import io
 import lzma
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -266,19 +265,6 @@ def test_scratch_stays_for_a_forked_child_that_outlives_its_maker(tmp_path, star
     assert names(tmp_path) == [held]
 
 
-def test_forked_child_that_ends_leaves_the_folder_to_its_maker(tmp_path, start):
-    code = """
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        print(folder.exists(), flush=True)
-    """
-    process = start(HELD + code)
-
-    assert process.communicate()[0] == "True\n"
-    assert names(tmp_path) == []
-
-
 def test_what_people_named_alike_stays(tmp_path):
     people = ["of-", "of-mine", f"of-{'0' * 15}", f"of-{'0' * 16}.txt", f"OF-{'0' * 16}", "0" * 16]
     for name in people:
@@ -320,23 +306,6 @@ def test_everything_stays_where_nothing_can_be_locked(tmp_path, monkeypatch):
     with scratch_folder(tmp_path, "of-") as path:
         assert path.is_dir()
     assert names(tmp_path) == [left.name]
-
-
-def test_folder_is_made_anew_when_another_deletes_it_before_it_is_locked(tmp_path, monkeypatch):
-    lock = files._lock
-    unlucky = []
-
-    def lock_too_late(path, waits):
-        if not unlucky:
-            unlucky.append(path)
-            shutil.rmtree(path)
-        return lock(path, waits)
-
-    monkeypatch.setattr(files, "_lock", lock_too_late)
-
-    with scratch_folder(tmp_path, "of-") as path:
-        assert path.is_dir()
-        assert path != unlucky[0]
 
 
 # Files that appear whole
