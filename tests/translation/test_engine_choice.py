@@ -300,22 +300,6 @@ def test_cache_that_cannot_be_written_leaves_torch_and_one_line(
     assert str(tmp_path / "file") in said
 
 
-def test_full_disk_leaves_torch_and_nothing_else(load, cache, monkeypatch, caplog):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(engine_choice, "write_lines", fail)
-
-    translator = load()
-
-    assert len(texts(translator)) == len(LINES)
-    assert translator.engine.name == "torch"
-    (said,) = caplog.messages
-    assert f"no room for the conversion for CTranslate2 in {str(cache / 'ctranslate2')!r}" in said
-    assert f"set {CACHE_VARIABLE} to another folder" in said
-    assert list((cache / "ctranslate2").iterdir()) == []
-
-
 def test_read_only_cache_is_used(load, monkeypatch):
     expected = texts(load())
 
