@@ -235,15 +235,6 @@ def test_cancelled_request_leaves_the_queue(occupied, work):
         cancelled.result(SECONDS)
 
 
-def test_cancelled_request_that_is_still_in_the_queue_stops_nobody(occupied, work, monkeypatch):
-    batcher = occupied()
-    monkeypatch.setattr(batcher, "_forget", lambda request: None)
-    assert batcher.submit("k", [""]).cancel()
-    work.gate.set()
-
-    assert batcher.submit("k", ["next"]).result(SECONDS) == [["k:NEXT"]]
-
-
 def test_request_cancelled_during_its_batch_is_not_translated_further(start, work):
     batcher = start(max_tokens=4)
     work.block()
