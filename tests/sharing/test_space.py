@@ -171,13 +171,6 @@ def test_command_uploads_model_and_space(hub, tmp_path, package):  # noqa: F811
     assert b'"me/both"' in hub.repositories["me/both-page"].files()["app.py"]
 
 
-def test_upload_of_a_space_needs_a_token(hub, monkeypatch, tmp_path, package):  # noqa: F811
-    monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-
-    assert "An upload needs a token of the Hub, got none" in command("me/x", "--space", "me/y")
-
-
 @pytest.fixture
 def page(tmp_path):
     """A folder as `export --format web` leaves it, as far as an upload looks at it."""
