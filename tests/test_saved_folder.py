@@ -287,6 +287,32 @@ def test_tokenizer_of_another_size_or_with_other_special_ids_is_refused(folder):
         TokenizerPair.from_pretrained(str(folder))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["translate", "abc", "--model"],
+        ["export", "--format", "ctranslate2", "{model}", "{out}"],
+        ["train", "--train", "{pairs}", "--output_dir", "{out}", "--init_from"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_commands_end_with_status_2_when_weights_are_not_finite(
+    folder, tmp_path, capsys, arguments
+):
+    change_weights(folder, lambda weights: weights | {NORM: weights[NORM] * torch.nan})
+    (tmp_path / "pairs.tsv").write_text("abc\tcba\n")
+    names = {"model": folder, "pairs": tmp_path / "pairs.tsv", "out": tmp_path / "out"}
+    argv = [argument.format(**names) for argument in arguments]
+    if argv[-1].startswith("--"):
+        argv.append(str(folder))
+
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+
+    assert f"1 not finite ({NORM})" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def edit(folder, name, **values):
     file = folder / name
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
