@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
@@ -142,17 +141,6 @@ def test_adapters_of_a_shared_table_by_the_names_of_stacks_are_warned_of(
     assert "Name the table `shared` instead" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore:.*no longer tied:UserWarning")
-def test_model_with_merged_tokens_of_two_tables_is_loaded_as_saved(batch, tmp_path):
-    model = get_peft_model(build_variant(**TWO_TABLES), SINGLE_TOKENS["list"])
-    merged = model.merge_and_unload().eval()
-
-    merged.save_pretrained(tmp_path)
-
-    loaded = Model.from_pretrained(tmp_path)
-    torch.testing.assert_close(loaded(**batch).loss, merged(**batch).loss)
-
-
 def test_linear_maps_are_those_that_quantisers_replace(tiny_model):
     linears = [module for module in tiny_model.modules() if isinstance(module, nn.Linear)]
 
@@ -195,14 +183,6 @@ def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-def test_adapters_sit_on_every_projection(tiny_model):
-    peft_model = with_lora(tiny_model)
-
-    adapted = {name for name, module in peft_model.named_modules() if hasattr(module, "lora_A")}
-    # Two encoder layers and three decoder layers.
-    assert len(adapted) == 2 * 4 + 3 * 7
 
 
 # PEFT warns that it will not merge into a tied projection; this test does not merge.
@@ -357,21 +337,6 @@ def test_weights_on_disk_give_the_same_results(batch, tmp_path, tied, bytes_in_m
         offloaded.generate(**source_of(batch), **settings),
         model.generate(**source_of(batch), **settings),
     )
-
-
-def test_table_that_no_file_holds_is_drawn_anew(tiny_model, tmp_path):
-    tiny_model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["model.shared.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-
-    loaded, info = Model.from_pretrained(tmp_path, output_loading_info=True)
-
-    assert "model.shared.weight" in info["missing_keys"]
-    table = loaded.model.shared.weight
-    # The padding id's row starts at zero, all others are random.
-    assert table[1:].all()
-    assert not table[0].any()
 
 
 class TeacherForced(nn.Module):
