@@ -266,19 +266,3 @@ def test_generation_compiles_each_step_as_one_graph_and_once(tiny_model, batch, 
         # The first step, which fills the cache, is not compiled.
         assert backend.runs - runs == ids.shape[1] - 2
     assert backend.graphs == 1
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_generation_is_the_same_when_inductor_compiles_it(tiny_model, batch):
-    expected = tiny_model.generate(**source_of(batch), max_new_tokens=9)
-
-    actual = tiny_model.generate(
-        **source_of(batch),
-        max_new_tokens=9,
-        cache_implementation="static",
-        compile_config=compile_everywhere(backend="inductor"),
-    )
-
-    assert actual.tolist() == expected.tolist()
-    assert torch._dynamo.utils.counters["inductor"]
