@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
     TokenizerKind,
@@ -17,7 +17,6 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.trainer import scorer
 from vanilla_transformer_tools.translation import Translator
 
@@ -166,16 +165,6 @@ def test_tokenizer_that_decomposes_nothing_needs_no_code(tmp_path, form):
         "tokenizer_config.json",
     ]
     assert not {"auto_map", "unicode_form"} & settings(tmp_path).keys()
-
-
-def test_target_tokenizer_of_a_pair_composes_too(tmp_path):
-    TokenizerPair(train(), train("char")).save_pretrained(tmp_path)
-
-    target = AutoTokenizer.from_pretrained(
-        tmp_path, subfolder="target_tokenizer", trust_remote_code=True
-    )
-
-    assert decoded(target) == LINES
 
 
 def test_export_translates_like_the_model_and_writes_composed_text(tmp_path):
