@@ -153,25 +153,6 @@ def test_attention_weights_returned_are_those_of_the_oracle(batch, changes):
             assert not maps[1, :, 2, visible:].any()
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_generation_returns_the_weights_of_talking_heads(batch, num_beams):
-    model = build_variant(**RECTANGULAR)
-
-    output = model.generate(
-        **source_of(batch),
-        num_beams=num_beams,
-        min_new_tokens=3,
-        max_new_tokens=3,
-        output_attentions=True,
-        return_dict_in_generate=True,
-    )
-
-    assert output.encoder_attentions[0].shape == (3, 6, 7, 7)
-    for step in range(3):
-        assert output.cross_attentions[step][0].shape == (3 * num_beams, 6, 1, 7)
-        assert output.decoder_attentions[step][0].shape == (3 * num_beams, 6, 1, step + 1)
-
-
 @pytest.mark.parametrize("kernel", ["sdpa", "flash_attention_2", "flex_attention"])
 def test_other_kernels_are_refused_when_heads_talk(batch, tmp_path, kernel):
     config = VanillaTransformerConfig(**TINY, talking_heads="both")
