@@ -197,15 +197,6 @@ def test_frozen_side_of_the_projection_gets_no_gradient(batch, monkeypatch, path
     assert_same_gradients(actual, expected)
 
 
-def test_loss_needs_no_gradients(tiny_model, batch):
-    expected = tiny_model.train()(**batch).loss
-
-    with torch.no_grad():
-        actual = tiny_model(**batch).loss
-
-    assert torch.equal(actual, expected)
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("return_logits", [True, False])
 def test_smoothed_loss_and_logits_are_those_of_training_or_evaluation(
