@@ -310,12 +310,6 @@ def test_other_greedy_translation_is_noticed(tiny_model):
     assert _compare_logits(TorchEngine(tiny_model), reader, draw_rows(5, 9)).identical == 4
 
 
-def test_bfloat16_model_is_compared_in_float32(source, tmp_path):
-    load_model(source).bfloat16().save_pretrained(source)
-
-    assert export(source, tmp_path / "out").gap < 1e-4
-
-
 @pytest.mark.parametrize(
     ("identical", "gap", "is_kept"),
     [
@@ -547,17 +541,6 @@ def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, 
         main(["export", source, str(tmp_path / "out")])
 
     assert "pip install -e '.[export]'" in capsys.readouterr().err
-
-
-def test_record_of_the_run_may_be_missing(source, tmp_path):
-    (Path(source) / "run.json").unlink()
-
-    export(source, tmp_path / "out")
-
-    assert json.loads((tmp_path / "out" / "run.json").read_text("utf-8")).keys() == {
-        "files",
-        "exported",
-    }
 
 
 def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
