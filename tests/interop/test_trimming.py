@@ -15,7 +15,6 @@ from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import build_variant
-from ..support.full_disk import small_files
 from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
 from ..support.training_runs import read_json
 
@@ -188,13 +187,6 @@ def test_own_tokenizers_are_trimmed_too(tmp_path):
         assert result.tokenizer.decode(ids, skip_special_tokens=True) == "Ω?"
 
 
-def test_full_disk_is_named(sources, trimmed):
-    sources("mbart50")
-
-    with small_files(100), pytest.raises(OSError, match="no room for the smaller vocabulary in"):
-        trimmed("mbart50")
-
-
 def test_ids_of_the_configs_are_renumbered_and_bans_of_what_is_gone_dropped(sources, text):
     model, tokenizer, _ = sources("mbart50")
     model = copy.deepcopy(model)
@@ -223,16 +215,6 @@ def test_ids_of_the_configs_are_renumbered_and_bans_of_what_is_gone_dropped(sour
     assert config.sequence_bias == [[[now, 2], 1.5]]
     assert model.generation_config.forced_bos_token_id == french
     assert result.model.config.decoder_start_token_id == 2
-
-
-def test_decoder_start_of_mbart_is_renumbered(sources, trimmed):
-    model, *_ = sources("mbart")
-
-    result = trimmed("mbart")
-
-    start = result.model.config.decoder_start_token_id
-    assert result.kept[start] == model.config.decoder_start_token_id != start
-    assert result.tokenizer.convert_ids_to_tokens(start) == "de_DE"
 
 
 def test_id_of_a_config_without_an_entry_is_refused(sources, text):
