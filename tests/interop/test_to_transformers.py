@@ -1,8 +1,6 @@
 """Our models as models of Transformers' own classes: the same bytes, logits and outputs."""
 
 import json
-import subprocess
-import sys
 from typing import get_args, get_type_hints
 
 import ctranslate2
@@ -231,23 +229,6 @@ def test_exported_folder_translates_like_the_model(ours, tmp_path, capsys):
     expected, actual = capsys.readouterr().out.splitlines()
     assert actual == expected
     assert len(actual) > 9
-
-
-@pytest.mark.slow
-def test_exported_folder_translates_where_this_package_is_not_installed(ours, tmp_path):
-    export_model(str(ours), tmp_path / "out", "pegasus")
-
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        ).stdout
-        for code in (
-            translate(ours, "import vanilla_transformer\n"),
-            translate(tmp_path / "out", "import sys\nsys.modules['vanilla_transformer'] = None\n"),
-        )
-    ]
-
-    assert outputs[0] == outputs[1] != ""
 
 
 def test_both_tokenizers_go_out(tmp_path):
