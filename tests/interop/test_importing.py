@@ -501,18 +501,3 @@ def test_dry_run_lists_the_tensors_and_writes_nothing(saved, tmp_path, capsys):
     parts = " + ".join(f"{attention}.{name}_proj.bias" for name in "qkv")
     assert f"{attention}.qkv_proj.bias <- {parts}" in lines
     assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("./nothing", "there is no folder './nothing'"),
-        ("nothing", "There is no folder 'nothing', and"),
-    ],
-)
-def test_command_refuses_a_source_that_is_none(tmp_path, capsys, source, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["import", source, str(tmp_path / "ours")])
-
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
