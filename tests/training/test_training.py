@@ -273,15 +273,6 @@ def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_trai
     assert read_json(tmp_path / "run" / "run.json")["dropped_pairs"] == {"overlap": 1}
 
 
-def test_run_that_computes_losses_alone_has_a_card_without_scores(corpus, tmp_path):
-    alone = {"prediction_loss_only": True, "metric_for_best_model": "loss"}
-
-    run_training(corpus, tmp_path, **alone)
-
-    assert not (tmp_path / "results.json").exists()
-    assert "Not evaluated yet" in (tmp_path / "README.md").read_text("utf-8")
-
-
 # What an update is made from
 
 
