@@ -134,25 +134,6 @@ def test_reached_limit_is_false_when_the_end_is_the_last_token_allowed(
     assert flags == [False, True]
 
 
-def test_translation_equals_plain_generate(tiny_model, tokenizer, build):
-    source = tokenizer("no", return_tensors="pt")
-    limit = source["input_ids"].shape[1] + 4
-    texts = set()
-
-    for search in (
-        {"num_beams": 1},
-        {"num_beams": 3, "length_penalty": 0.0},
-        {"num_beams": 3, "length_penalty": 2.0},
-    ):
-        output = tiny_model.generate(**source, **search, max_length=1 + limit)
-        (result,) = build(**search).translate(["no"])
-        assert result.text == tokenizer.decode(output[0], skip_special_tokens=True)
-        texts.add(result.text)
-
-    # Otherwise equality would not show that the settings of the search arrive.
-    assert len(texts) == 3
-
-
 def test_search_has_the_defaults_of_the_generation_config(tiny_model, tokenizer, build):
     tiny_model.generation_config.update(num_beams=4, length_penalty=0.6)
 
