@@ -357,13 +357,6 @@ def test_pairs_of_files_are_read_while_they_are_asked_for(tmp_path):
         next(pairs)
 
 
-def test_empty_stream_is_refused(tmp_path):
-    (tmp_path / "empty.tsv").touch()
-
-    with pytest.raises(ValueError, match=r"empty.tsv' is empty"):
-        list(read_pairs(ParallelText((str(tmp_path / "empty.tsv"),))))
-
-
 # Training
 
 
