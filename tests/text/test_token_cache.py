@@ -315,18 +315,6 @@ def test_second_run_has_the_vocabulary_of_the_first(cache, learned, tmp_path, se
     assert saved_files(first, tmp_path / "1") == saved_files(second, tmp_path / "2")
 
 
-def test_second_run_writes_apart_what_was_written_apart(cache):
-    pairs = pairs_of([("e\u0301a", "e\u0301")] * 9)
-    settings = {**SETTINGS, "kind": "char", "unicode_form": "NFD"}
-
-    first, second = (cached_tokenizer(pairs, BOTH, **settings) for _ in range(2))
-
-    written = [
-        one.decode(one("e\u0301")["input_ids"], skip_special_tokens=True) for one in (first, second)
-    ]
-    assert written == ["e\u0301"] * 2
-
-
 def test_vocabulary_depends_on_text_sides_and_settings(cache, learned):
     for number, (rows, columns, changed) in enumerate(
         [
