@@ -242,29 +242,6 @@ def test_scratch_of_a_living_process_stays(tmp_path, start):
     assert path != held
 
 
-def test_scratch_stays_for_a_forked_child_that_outlives_its_maker(tmp_path, start):
-    # The child has standard output, too, and ends when its own pipe is closed.
-    code = """
-    read, write = os.pipe()
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
-        while True:
-            signal.pause()
-    die()
-    """
-    process = start(HELD + code)
-    child = int(process.stdout.readline())
-    assert process.wait() == -signal.SIGKILL
-
-    try:
-        with scratch_folder(tmp_path, "of-") as path:
-            (held,) = set(names(tmp_path)) - {path.name}
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-    assert names(tmp_path) == [held]
-
-
 def test_what_people_named_alike_stays(tmp_path):
     people = ["of-", "of-mine", f"of-{'0' * 15}", f"of-{'0' * 16}.txt", f"OF-{'0' * 16}", "0" * 16]
     for name in people:
