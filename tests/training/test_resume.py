@@ -325,29 +325,18 @@ UPDATES = 300
 KILLS = 5
 
 
-VALIDATED = ["--eval_strategy", "steps", "--eval_steps", "20", "--metric_for_best_model", "loss"]
-VALIDATED += ["--predict_with_generate", "false", "--max_validation_pairs", "4"]
-VALIDATED += ["--moving_average", "0.9"]
+# The storm does the same in float32, without a stream.
+STREAMED = ["--bf16", "true", "--streaming", "--shuffle_buffer", "90", "--tokenizer_pairs", "300"]
+STREAMED += ["--gradient_accumulation_steps", "2", "--r_drop", "1", "--moving_average", "0.9"]
+STREAMED += ["--eval_strategy", "steps", "--eval_steps", "20", "--metric_for_best_model", "loss"]
+STREAMED += ["--predict_with_generate", "false", "--max_validation_pairs", "4"]
 
 
-DRAWN = ["--bpe_dropout", "0.1", "--r_drop", "1"]
-STREAMED = ["--streaming", "--shuffle_buffer", "90", "--tokenizer_pairs", "300"]
-
-
-RUNS = {
-    "float32": (["--bf16", "false", *DRAWN], True),
-    "bf16_stream": (["--bf16", "true", *STREAMED, "--gradient_accumulation_steps", "2"], False),
-}
-
-
-def options_of(corpus, options, *, validated):
+def streamed(corpus):
+    pair = [corpus / f"validation.{language}" for language in ("de", "en")]
     given = [*training_options(corpus, "d_model=40"), "--max_tokens_per_batch", "600"]
-    given += ["--logging_steps", "1", "--max_steps", UPDATES]
-    given += ["--save_strategy", "steps", "--save_steps", "20"]
-    if validated:
-        pair = [corpus / f"validation.{language}" for language in ("de", "en")]
-        given += ["--validation", *pair, *VALIDATED]
-    return [*given, *options]
+    given += ["--logging_steps", "1", "--max_steps", UPDATES, "--validation", *pair]
+    return [*given, "--save_strategy", "steps", "--save_steps", "20", *STREAMED]
 
 
 def numbers_of(folder):
@@ -376,20 +365,22 @@ def losses_of(folder):
     return [(report["step"], report["loss"]) for report in reports if "loss" in report]
 
 
+def rates_of(folder):
+    reports = read_log(folder / "log.jsonl")
+    return [report["learning_rate"] for report in reports if "learning_rate" in report]
+
+
 def reached(folder, update):
     return any(report["step"] >= update for report in read_log(folder / "log.jsonl"))
 
 
-@pytest.mark.long_list
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", RUNS)
-def test_resumed_run_is_bit_equal_when_it_was_killed_five_times(server, corpus, tmp_path, name):
-    changes, validated = RUNS[name]
-    options = options_of(corpus, changes, validated=validated)
+def test_resumed_run_is_bit_equal_when_it_was_killed_five_times(server, corpus, tmp_path):
+    options = streamed(corpus)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     # One kill in each part of the run, long before its end.
-    draw = random.Random(name)
+    draw = random.Random("bf16_stream")
     moments = [50 * part + draw.randrange(25, 48) for part in range(KILLS)]
 
     undisturbed = server.run(tmp_path, "train", *options, "--output_dir", whole)
@@ -590,8 +581,9 @@ def outlived():
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.usefixtures("outlived")
-def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(corpus, tmp_path, monkeypatch):
+@pytest.fixture
+def disturbed(outlived, monkeypatch):
+    """SIGTERM comes during the third update."""
     step = TokenBatchTrainer.training_step
 
     def disturb(trainer, *args, **kwargs):
@@ -600,6 +592,10 @@ def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(corpus, tmp
         return step(trainer, *args, **kwargs)
 
     monkeypatch.setattr(TokenBatchTrainer, "training_step", disturb)
+
+
+@pytest.mark.usefixtures("disturbed")
+def test_signal_saves_a_model_and_ends_with_the_status_of_the_signal(corpus, tmp_path):
     argv = [*training_options(corpus), "--output_dir", tmp_path]
 
     stopped = run_script(SCRIPT, *argv, "--max_steps", 9)
@@ -626,16 +622,8 @@ def test_no_average_is_tried_after_a_signal_to_another_process(
     assert "moving average" not in said
 
 
-@pytest.mark.usefixtures("outlived")
+@pytest.mark.usefixtures("disturbed")
 def test_signal_finishes_a_run_that_was_asked_to(corpus, tmp_path, monkeypatch, capsys):
-    step = TokenBatchTrainer.training_step
-
-    def disturb(trainer, *args, **kwargs):
-        if trainer.state.global_step == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return step(trainer, *args, **kwargs)
-
-    monkeypatch.setattr(TokenBatchTrainer, "training_step", disturb)
     settings = {"finish_within": 0.03, "max_validation_pairs": 2}
     given = {"lr_scheduler_type": "constant", "logging_steps": 1}
 
@@ -646,9 +634,7 @@ def test_signal_finishes_a_run_that_was_asked_to(corpus, tmp_path, monkeypatch, 
     assert 3 <= run["updates"] < 10**5
     assert checkpoints_of(tmp_path)[-1] == run["updates"]
     assert "validation" in read_json(tmp_path / "results.json")
-    rates = [
-        log["learning_rate"] for log in read_log(tmp_path / "log.jsonl") if "learning_rate" in log
-    ]
+    rates = rates_of(tmp_path)
     assert rates[0] == 1e-2
     assert rates[-1] < 8e-3
     assert f"The model is in {tmp_path}" in capsys.readouterr().out
@@ -658,9 +644,7 @@ def test_signal_finishes_a_run_that_was_asked_to(corpus, tmp_path, monkeypatch, 
     run_training(corpus, tmp_path, settings | {"resume": True}, max_steps=updates, **given)
     assert read_json(tmp_path / "run.json")["updates"] == updates
     assert not read_json(tmp_path / "run.json")["finished_on_request"]
-    assert [log for log in read_log(tmp_path / "log.jsonl") if "learning_rate" in log][-1][
-        "learning_rate"
-    ] == 1e-2
+    assert rates_of(tmp_path)[-1] == 1e-2
 
 
 @pytest.mark.usefixtures("outlived")
