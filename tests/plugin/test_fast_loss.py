@@ -227,8 +227,14 @@ def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_b
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@every_term
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("terms", "dtype"),
+    [
+        (LossTerms(), torch.bfloat16),
+        (LossTerms(0.1), torch.float32),
+        (LossTerms(0.1, 2.0), torch.bfloat16),
+    ],
+)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
     monkeypatch, terms, dtype, backend
