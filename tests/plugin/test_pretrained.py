@@ -295,12 +295,10 @@ def test_resizing_one_of_two_tables_is_refused():
 
 
 @pytest.mark.parametrize("name", sorted(ACT2FN))
-def test_every_activation_of_transformers_trains_and_loads(batch, tmp_path, name):
-    model = build_variant(activation_function=name)
+def test_every_activation_of_transformers_trains(batch, name):
+    model = build_variant(activation_function=name, encoder_layers=1, decoder_layers=1)
 
     found = gradients(model, batch)
 
     assert all(gradient.isfinite().all() for gradient in found.values())
-    assert type(model.model.decoder.layers[1].activation) is type(ACT2FN[name])
-    model.eval().save_pretrained(tmp_path)
-    assert_loaded(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), model, batch)
+    assert type(model.model.decoder.layers[0].activation) is type(ACT2FN[name])
