@@ -64,9 +64,10 @@ def decode(
 
 
 @both_attentions
-@depths
+@pytest.mark.parametrize(
+    ("depths", "chunks"), [((1, 3), (1, 1, 1, 1, 1)), ((3, 1), (2, 3))], ids=str
+)
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3)], ids=str)
 @pytest.mark.parametrize("left_padding", [0, 2])
 def test_decoding_in_chunks_equals_decoding_at_once(
     batch, attention, depths, kind, chunks, left_padding
