@@ -189,30 +189,6 @@ def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
     assert arguments.eval_strategy == arguments.save_strategy == "steps"
 
 
-VALIDATION = ["--validation", "b.de", "b.en"]
-
-
-@pytest.mark.parametrize(
-    ("options", "strategies", "steps"),
-    [
-        ([*VALIDATION, "--save_steps", "300"], ("steps", "steps"), (300, 300)),
-        (
-            [*VALIDATION, "--save_steps", "300", "--save_strategy", "epoch"],
-            ("epoch", "epoch"),
-            (300, None),
-        ),
-    ],
-)
-def test_steps_that_are_given_take_the_place_of_epochs(watch, options, strategies, steps):
-    calls = watch(training, "train")
-
-    main(["train", "--train", "a.de", "a.en", "--use_cpu", *options])
-
-    ((_, arguments), _) = calls[0]
-    assert (arguments.save_strategy, arguments.eval_strategy) == strategies
-    assert (arguments.save_steps, arguments.eval_steps) == steps
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_train_takes_learning_rate_and_warm_up_of_the_preset(preset, watch):
     calls = watch(training, "train")
