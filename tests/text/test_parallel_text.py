@@ -3,8 +3,6 @@ import json
 import lzma
 import os
 import re
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -216,32 +214,6 @@ def test_pairs_are_read_anew_when_a_file_has_changed(write):
     assert pairs_of(load(path)) == [("neu", "new")]
 
 
-def test_temporary_files_of_a_killed_process_are_deleted_by_the_next(write, tmp_path):
-    """The next process deletes its own when it ends."""
-    scratch = tmp_path / "scratch"
-    (scratch / f"vanilla_transformer-corpus-{'0' * 16}").mkdir(parents=True)
-    code = """if True:
-        import os, sys
-        from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
-        dataset = load_pairs(ParallelText((sys.argv[1],)))
-        dataset = dataset.map(lambda row: {"n": len(row["source"])}, load_from_cache_file=False)
-        print(*os.listdir(sys.argv[2]), len(dataset.cache_files))
-    """
-
-    finished = subprocess.run(
-        [sys.executable, "-c", code, write("pairs.tsv", ["eins\tone"]), str(scratch)],
-        env=os.environ | {"TMPDIR": str(scratch)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    # One folder, not the one of zeros, named so that another process would delete it.
-    assert re.fullmatch(r"vanilla_transformer-corpus-(?!0{16})[0-9a-f]{16} 1\n", finished.stdout)
-    assert list(scratch.iterdir()) == []
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "pairs.tsv", scratch]
-
-
 def test_pairs_that_cannot_be_stored_leave_no_file(write):
     path = write("pairs.tsv", ["eins und zwei\tone and two"] * 20_000)
     folder = data._temporary_folder()
@@ -451,11 +423,6 @@ def test_fault_of_the_system_is_not_taken_for_damage(monkeypatch):
 
     with pytest.raises(OSError, match=r"^\[Errno 13\] Permission denied$"):
         load("team/corpus")
-
-
-def test_folder_in_the_place_of_a_text_file_is_refused(tmp_path, write):
-    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
-        load(write("a", ["eins"]), str(tmp_path))
 
 
 def test_missing_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
