@@ -182,17 +182,6 @@ def test_full_disk_is_named_and_leaves_no_entry(cache, tokenizers):
     assert entries(cache) == []
 
 
-def test_what_a_killed_run_left_is_deleted_and_no_entry(cache, tokenizers):
-    left = cache / ".new-0123456789abcdef"
-    left.mkdir(parents=True)
-    (left / "half.arrow").write_bytes(b"half")
-
-    ids, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
-
-    assert len(ids) == 4
-    assert not left.exists()
-
-
 def test_two_runs_at_once_leave_one_whole_entry(cache, tokenizers, monkeypatch):
     results = []
 
