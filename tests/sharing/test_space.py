@@ -15,7 +15,6 @@ from vanilla_transformer_tools.sharing.space import save_space, space_files
 
 from ..support.documents import ROOT
 from ..support.environments import build_environment
-from ..support.full_disk import small_files
 from ..text.test_tokenizer_pair import LATIN, learn
 from .test_hub import command, hub, make_model  # noqa: F401  (a fixture)
 
@@ -117,16 +116,6 @@ def test_folder_is_new(package, tmp_path):
     assert (tmp_path / "mine.txt").read_text() == "mine"
     said = command("me/x", "--space", "me/y", "--save_space", tmp_path)
     assert "--space and --save_space exclude each other: leave one out" in said
-
-
-def test_space_that_does_not_fit_leaves_no_folder(package, tmp_path):
-    (package / "code.py").write_text("# nothing\n" * 1000)
-    with small_files(5000), pytest.raises(OSError, match=r"no room for .* Make room there"):
-        save_space(tmp_path / "new" / "space", "me/x")
-
-    assert list((tmp_path / "new").iterdir()) == []
-    (tmp_path / "new" / "space").mkdir()
-    assert all(path.is_file() for path in save_space(tmp_path / "new" / "space", "me/x"))
 
 
 def test_command_saves_and_uploads_nothing(hub, tmp_path, package):  # noqa: F811
