@@ -27,7 +27,6 @@ from vanilla_transformer_tools.translation import ctranslate2_conversion as load
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import build_variant
-from ..support.full_disk import small_files
 from ..support.pretrained import fsmt_tokenizer
 from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch
@@ -447,16 +446,6 @@ def test_earlier_export_stays_when_the_new_one_fails_or_cannot_take_its_place(
 
     assert (out / "model.bin").read_bytes() == before
     assert files(tmp_path) == {"model", "out"}
-
-
-def test_full_disk_is_told_and_leaves_nothing(source, tmp_path):
-    with (
-        small_files(20_000),
-        pytest.raises(OSError, match=f"no room for the export 'out' in '{tmp_path}', which has"),
-    ):
-        export(source, tmp_path / "out")
-
-    assert files(tmp_path) == {"model"}
 
 
 def test_earlier_export_is_replaced_on_request(source, out, tmp_path):
