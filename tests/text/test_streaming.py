@@ -337,14 +337,6 @@ def dataset_folder(tmp_path) -> Path:
     return folder
 
 
-def test_pairs_of_a_dataset_are_read_without_a_copy(dataset_folder, cache):
-    columns = ("translation.de", "translation.en")
-    text = ParallelText((str(dataset_folder),), *columns, streaming=True)
-
-    assert list(read_pairs(text)) == [*((f"d{n}", f"e{n}") for n in range(9)), ("same", "same")]
-    assert not list(cache.rglob("*.arrow"))
-
-
 def test_pairs_of_files_are_read_while_they_are_asked_for(tmp_path):
     (tmp_path / "longer").write_text("a\nb\nc\n")
     (tmp_path / "shorter").write_text("A\nB\n")
