@@ -24,7 +24,6 @@ from vanilla_transformer_tools.inspection.attention_maps import (
     token_labels,
 )
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import both_attentions, build_variant
 from ..support.pretrained import bart
@@ -114,13 +113,6 @@ def test_maps_show_the_own_translation_in_its_own_tokens(translator, tokenizer):
     assert maps.cross.rows == token_labels(tokenizer, best.ended)
     assert maps.encoder.rows == token_labels(tokenizer, source_ids)
     assert maps.target == next(translator.translate([SOURCE])).text
-
-
-def test_maps_are_of_one_model(tiny_model, translator):
-    translator.engine = TorchEngine(tiny_model, tiny_model)
-
-    with pytest.raises(ValueError, match=r"from one model, .* got 2 models"):
-        read_attention(translator, SOURCE)
 
 
 def test_each_side_is_spelled_by_its_own_tokenizer(tokenizer):
