@@ -258,15 +258,6 @@ def test_assisted_generation_is_greedy(tiny_model, batch, helper):
     assert len(projections) == tiny_model.config.decoder_layers
 
 
-@pytest.mark.parametrize(
-    ("limit", "width"), [({"max_new_tokens": 30}, 31), ({"max_length": 30}, 30)], ids=str
-)
-def test_limit_of_the_call_outranks_that_of_the_model(tiny_model, batch, limit, width):
-    tiny_model.generation_config.suppress_tokens = [EOS]
-
-    assert tiny_model.generate(**source_of(batch), **limit).shape == (3, width)
-
-
 def saved_generation_config(folder: Path) -> dict[str, Any]:
     saved: dict[str, Any] = json.loads((folder / "generation_config.json").read_text())
     return saved
