@@ -115,6 +115,13 @@ def test_maps_show_the_own_translation_in_its_own_tokens(translator, tokenizer):
     assert maps.target == next(translator.translate([SOURCE])).text
 
 
+def test_maps_are_of_one_model(tiny_model, translator):
+    translator.engine = TorchEngine(tiny_model, tiny_model)
+
+    with pytest.raises(ValueError, match=r"from one model, .* got 2 models"):
+        read_attention(translator, SOURCE)
+
+
 def test_each_side_is_spelled_by_its_own_tokenizer(tokenizer):
     target_tokenizer = VanillaTransformerTokenizer.train(["a dog"], vocab_size=20, kind="word")
     model = build_variant(
