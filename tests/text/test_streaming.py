@@ -24,8 +24,6 @@ from vanilla_transformer_tools.text.streaming import TokenBatchStream
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.run import train
 
-from ..support import gradients_of_one_update, train_on_stream
-from ..support.launching import launch
 from ..support.training_runs import (
     MOMENT,
     build_arguments,
@@ -417,36 +415,6 @@ def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_cop
     assert {"d0", "e0", "d4", "e4"} <= vocabulary.keys()
     assert not {"d5", "e5", "d8", "e8"} & vocabulary.keys()
     assert not list(cache.rglob("*.arrow"))
-
-
-@pytest.mark.slow
-def test_two_processes_train_on_their_shares_of_a_stream(tmp_path, monkeypatch):
-    gradients_of_one_update.write_corpus(tmp_path)
-    alone, together = tmp_path / "alone", tmp_path / "together"
-
-    class Joined(TokenBatchStream):
-        """One process with the batches of two."""
-
-        def __init__(self, *arguments, num_processes, process_index, **options):
-            assert (num_processes, process_index) == (1, 0)
-            super().__init__(*arguments, **options)
-            self.shares = [
-                TokenBatchStream(*arguments, num_processes=2, process_index=index, **options)
-                for index in range(2)
-            ]
-
-        def __iter__(self):
-            return ([*one, *other] for one, other in zip(*self.shares, strict=True))
-
-    monkeypatch.setattr(training_data, "TokenBatchStream", Joined)
-    train_on_stream.train_on_stream(tmp_path, alone)
-
-    launch(train_on_stream.__file__, tmp_path, together)
-
-    torch.testing.assert_close(weights_of(together), weights_of(alone))
-    # The tokens of both processes are counted.
-    tokens = [read_log(folder)[-1]["num_input_tokens_seen"] for folder in (alone, together)]
-    assert tokens[0] == tokens[1] > 0
 
 
 def test_pairs_of_several_directions_are_streamed_with_their_tags(tmp_path):
