@@ -98,13 +98,6 @@ def test_model_of_another_class_is_refused(pairs, tmp_path):
         run(other, pairs)
 
 
-def test_new_model_with_tokenizers_of_several_languages_must_name_them(pairs):
-    fine_tuned = settings_of("m2m100", pairs, source_language=None)
-
-    with pytest.raises(ValueError, match="--source_language"):
-        run(replace(fine_tuned, init_from=None, tokenizer=fine_tuned.init_from), pairs)
-
-
 def test_loss_of_fine_tuning_is_that_of_the_labels_of_the_tokenizer(pairs):
     settings = settings_of("nllb", pairs)
     model = AutoModelForSeq2SeqLM.from_pretrained(settings.init_from).eval()
