@@ -90,16 +90,6 @@ def test_decoding_in_chunks_equals_decoding_at_once(
     torch.testing.assert_close(torch.cat(pieces, dim=1)[is_real], expected[is_real])
 
 
-def test_model_starts_a_dynamic_cache_of_its_own(tiny_model, batch):
-    source, target = source_of(batch), batch["decoder_input_ids"]
-    expected = tiny_model(**source, decoder_input_ids=target).logits
-
-    start = tiny_model(**source, decoder_input_ids=target[:, :2], use_cache=True)
-    rest = decode(tiny_model, source, target[:, 2:], start.past_key_values)
-
-    torch.testing.assert_close(rest, expected[:, 2:])
-
-
 def test_step_with_labels_fills_no_cache(tiny_model, batch):
     with_labels = tiny_model(**batch)
     without = tiny_model(**without_labels(batch))
