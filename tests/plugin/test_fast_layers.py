@@ -77,12 +77,6 @@ def test_weight_is_laid_out_anew_when_it_changes(wide_layer, rows, change):
     torch.testing.assert_close(layouts.linear(wide_layer)(x), wide_layer(x))
 
 
-def test_weight_is_laid_out_once(wide_layer):
-    layouts = WeightLayouts()
-
-    assert layout_of(wide_layer, layouts) is layout_of(wide_layer, layouts)
-
-
 @pytest.fixture
 def laid_out_model(tiny_model, batch, monkeypatch) -> Model:
     """A model that has generated, and laid out even its small weights."""
