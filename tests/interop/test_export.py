@@ -399,16 +399,6 @@ def test_export_that_was_killed_between_two_renames_gives_the_earlier_one_back(
     assert files(tmp_path) == {"model", "out"}
 
 
-def test_later_export_is_kept_though_an_earlier_one_was_killed(source, out, tmp_path):
-    (tmp_path / f".out.new-{'0' * 16}" / "old").mkdir(parents=True)
-
-    with pytest.raises(FileExistsError, match="or --force to replace"):
-        export(source, out)
-
-    assert "model.bin" in files(out)
-    assert files(tmp_path) == {"model", "out"}
-
-
 @pytest.mark.parametrize("fault", ["Input/output error", "must translate at least"])
 def test_earlier_export_stays_when_the_new_one_fails_or_cannot_take_its_place(
     source, out, tmp_path, monkeypatch, fault
