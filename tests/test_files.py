@@ -28,7 +28,6 @@ from vanilla_transformer_tools.files import (
     scratch_folder,
     share_weights,
     write_lines,
-    written_whole,
 )
 
 from .support.full_disk import small_files
@@ -304,17 +303,6 @@ with files.written_whole(parent / "file.txt") as temporary:
     write_lines(path, ["new"])
     assert names(tmp_path) == ["file.txt"]
     assert path.read_text() == "new\n"
-
-
-def test_two_writers_of_a_file_do_not_meet(tmp_path):
-    path = tmp_path / "file.txt"
-
-    with written_whole(path) as first, written_whole(path) as second:
-        first.write_text("first")
-        second.write_text("second")
-        assert path.exists() is False
-    assert path.read_text() == "first"
-    assert names(tmp_path) == ["file.txt"]
 
 
 # Full disks
