@@ -349,16 +349,6 @@ def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_score
     assert_saved(tmp_path, 10.0, "best checkpoint")
 
 
-def test_run_that_is_resumed_without_more_updates_is_scored_again(run_scored, tmp_path):
-    run_scored([10.0, 12.0], epochs=1.5)
-    weights = weights_of(tmp_path)
-
-    run_scored([12.0], epochs=1.5, resume=True)
-
-    torch.testing.assert_close(weights_of(tmp_path), weights, rtol=0, atol=0)
-    assert_saved(tmp_path, 12.0, "best checkpoint")
-
-
 def test_evaluations_change_no_update(corpus, tmp_path):
     settings = {"average_last": 1, "max_validation_pairs": 2}
     given = {"max_steps": 3, "load_best_model_at_end": False}
