@@ -421,11 +421,12 @@ def test_word_level_teachers_must_have_the_tokenizer_of_the_student(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def multilingual(tmp_path):
+@pytest.fixture(scope="module")
+def multilingual(tmp_path_factory):
     """A teacher that names the languages of both sides."""
-    import_model(str(save_pretrained_model("nllb", tmp_path / "nllb")), tmp_path / "imported")
-    return tmp_path / "imported"
+    root = tmp_path_factory.mktemp("teacher")
+    import_model(str(save_pretrained_model("nllb", root / "nllb")), root / "imported")
+    return root / "imported"
 
 
 def test_student_has_the_languages_of_a_teacher_whose_tokenizer_it_takes(
