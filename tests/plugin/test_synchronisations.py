@@ -87,15 +87,15 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def sources(batch: Batch) -> Batch:
-    """Twelve sources, so that some leave the batch."""
-    more = torch.randint(3, 37, (9, 7), generator=torch.Generator().manual_seed(5))
+    """Eight sources, so that some leave the batch."""
+    more = torch.randint(3, 37, (5, 7), generator=torch.Generator().manual_seed(5))
     ids = torch.cat((batch["input_ids"], more))
     return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 def test_searches_of_a_gpu_find_what_those_of_a_cpu_find(tiny_model, sources, search):
-    search = {**search, "max_length": 20}
+    search = {**search, "max_length": 14}
     expected = tiny_model.generate(**sources, **search)
 
     with pretended_device():
@@ -151,7 +151,7 @@ def test_search_waits_for_the_device_in_every_eighth_step(tiny_model, sources, n
 def test_engine_translates_alike_on_a_gpu(tiny_model, sources, num_beams, models):
     engine = TorchEngine(*(build_variant(label_smoothing=0.1 * one) for one in range(models)))
     rows = [row[row != 0].tolist() for row in sources["input_ids"]]
-    arguments = (rows, [[]] * len(rows), [20] * len(rows))
+    arguments = (rows, [[]] * len(rows), [14] * len(rows))
     search = Search(num_beams=num_beams, scores=True)
     expected = engine.translate_batch(*arguments, search)
 
