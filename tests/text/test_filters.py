@@ -19,7 +19,7 @@ from vanilla_transformer_tools.text.parallel_text import COLUMNS, ParallelText, 
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.run import train
 
-from ..support.training_runs import SIZES, build_arguments, checkpoints_of, read_json
+from ..support.training_runs import SIZES, build_arguments, read_json
 
 # One pair for each filter, among others that every filter keeps.
 PAIRS = [
@@ -400,18 +400,3 @@ def test_run_trains_on_what_is_kept_and_records_what_is_dropped(
     vocabulary = read_json(folder / "tokenizer.json")["model"]["vocab"]
     assert "9" in vocabulary
     assert not {"leer", "8"} & vocabulary.keys()
-
-
-def test_resumed_run_filters_as_before(run_settings, tmp_path):
-    folder = tmp_path / "run"
-    settings = TrainSettings(**run_settings)
-    train(settings, build_arguments(settings, folder))
-    before = (folder / "dropped.jsonl").read_bytes()
-    (folder / "dropped.jsonl").unlink()
-
-    settings = TrainSettings(**run_settings, resume=True)
-    train(settings, build_arguments(settings, folder, num_train_epochs=2))
-
-    assert (folder / "dropped.jsonl").read_bytes() == before
-    assert read_json(folder / "run.json")["pairs"] == 20
-    assert len(checkpoints_of(folder)) == 2
