@@ -140,16 +140,6 @@ def test_batches_keep_their_budget_and_use_it(build):
     assert np.mean(costs) > 0.85 * 300
 
 
-def test_padding_of_the_first_buffer_is_told(build):
-    stream = build()
-    batches = list(islice(stream, stream.batches_per_buffer))
-
-    assert sum(map(len, batches)) == 200
-    tokens = sum(len(ids) for batch in batches for row in batch for ids in row.values())
-    assert stream.padding == pytest.approx(1 - tokens / sum(map(cost, batches)))
-    assert stream.padding > 0
-
-
 def test_batches_differ_between_passes(build, first_numbers):
     batches = first_numbers(build(buffer_size=600), 1200)
 
