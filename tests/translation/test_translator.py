@@ -149,14 +149,6 @@ def test_search_excludes_its_fields(tiny_model, tokenizer):
         Translator(tiny_model, tokenizer, search=Search(), seed=1, num_beams=3)
 
 
-def test_generation_config_of_the_model_stays_as_it_is(tiny_model, build):
-    before = tiny_model.generation_config.to_dict()
-
-    list(build(num_beams=2, length_penalty=0.5).translate(["ja"]))
-
-    assert tiny_model.generation_config.to_dict() == before
-
-
 def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
     tokenizer = VanillaTransformerTokenizer.train(["a\nb"], vocab_size=7, kind="char")
     output = tokenizer("a\nb\n")["input_ids"]
