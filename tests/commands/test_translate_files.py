@@ -59,19 +59,6 @@ def test_translations_go_into_a_pipe(run, tmp_path):
         assert pipe.read() == run("--input", source)[1]
 
 
-def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
-    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
-    (tmp_path / "in").write_bytes(marked)
-    plain = as_bytes(["ja", "\ufeffja"])
-
-    expected = run(stdin=plain)[1]
-
-    assert run(stdin=marked)[1] == expected
-    assert run("--input", tmp_path / "in")[1] == expected
-    first, second = expected.splitlines()
-    assert first != second
-
-
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
@@ -290,19 +277,6 @@ def test_resume_refuses_an_output_with_more_lines_than_the_input(run, tmp_path):
     assert status == 2
     assert "3 lines in it instead of at most 2" in err
     assert out.read_bytes() == b"a\nb\nc\n"
-
-
-def test_cut_lines_are_named_by_their_number_when_a_run_goes_on(run, tmp_path, caplog):
-    source = write(tmp_path / "in", ["ja", "nein", "ein hund rennt"])
-    options = ["--input", source, "--output", tmp_path / "out", "--max_source_length", 8]
-    with interrupted_after(1):
-        run(*options)
-    caplog.clear()
-
-    run(*options, "--resume")
-
-    cut = [message.split(" is ")[0] for message in caplog.messages if "Line" in message]
-    assert cut == ["Line 3"]
 
 
 # What is written
