@@ -52,22 +52,6 @@ def test_only_a_call_with_two_limits_is_warned(tiny_model, batch, options, count
     assert len(warnings) == count
 
 
-def test_weights_beyond_the_layers_are_collected_before_the_encoder_runs(tiny_model, batch):
-    calls: list[str] = []
-
-    class Sharded(type(tiny_model)):  # type: ignore[misc]
-        def unshard(self) -> None:
-            calls.append("unshard")
-
-    tiny_model.__class__ = Sharded
-    encoder = tiny_model.get_encoder()
-    encoder.register_forward_pre_hook(lambda *_: calls.append("encoder"))
-
-    tiny_model.generate(**source_of(batch), max_new_tokens=2)
-
-    assert calls == ["unshard", "encoder"]
-
-
 def test_fresh_model_generates_greedily_up_to_max_position_embeddings(batch):
     model = build_variant(max_position_embeddings=33)
     with torch.no_grad():
