@@ -81,10 +81,6 @@ def test_translate_keeps_empty_and_blank_lines(run, model):
     assert translated.strip()
 
 
-def test_blank_argument_stays_one_line(run, model):
-    assert run("translate", "--model", model, "\n", "drei").out.startswith(" \n")
-
-
 def test_translate_takes_text_on_both_sides_of_options_and_switches(run, model):
     piped = run("translate", "--model", model, stdin=b"drei\nvier hundert\n")
 
