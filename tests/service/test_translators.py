@@ -4,7 +4,6 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.interop.importing import import_model
-from vanilla_transformer_tools.service import translators as service_translators
 from vanilla_transformer_tools.service.languages import ServedLanguages
 from vanilla_transformer_tools.service.translators import RequestKind, Translators
 from vanilla_transformer_tools.text.languages import target_tags
@@ -183,16 +182,3 @@ def test_alternatives_are_as_many_as_the_search_finds(folder, search, most):
         translators.kind("de", "en", most + 1)
     (found,) = translators.translate(translators.kind("de", "en", most), ["ein hund"])
     assert len(found) == 1 + most
-
-
-def test_tag_counts_in_the_length_of_a_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(service_translators, "LEAST_TOKENS", 6)
-    tokenizer = VanillaTransformerTokenizer.train(
-        ["abcdefgh"], vocab_size=30, kind="char", target_languages=["de", "fr"]
-    )
-    folder = save_small_model(tmp_path, tokenizer)
-    translators = translators_of(folder, "en", max_source_length=7)
-
-    (parts,) = translators.cut(translators.kind("en", "de", 0), ["abcdefgh"])
-
-    assert [(part.text, part.tokens) for part in parts] == [("abcde", 7), ("fgh", 6)]
