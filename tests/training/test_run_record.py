@@ -64,13 +64,6 @@ def test_curves_show_losses_score_and_learning_rate(tmp_path):
     assert bleu[1][1] < bleu[0][1]
 
 
-def test_curves_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[plot\]'"):
-        plot_curves(tmp_path, "bleu")
-
-
 TOKEN = "hf_" + "aB3" * 11
 
 
