@@ -241,6 +241,19 @@ def test_scratch_of_a_living_process_stays(tmp_path, start):
     assert path != held
 
 
+def test_forked_child_that_ends_leaves_the_folder_to_its_maker(tmp_path, start):
+    code = """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        print(folder.exists(), flush=True)
+    """
+    process = start(HELD + code)
+
+    assert process.communicate()[0] == "True\n"
+    assert names(tmp_path) == []
+
+
 def test_what_people_named_alike_stays(tmp_path):
     people = ["of-", "of-mine", f"of-{'0' * 15}", f"of-{'0' * 16}.txt", f"OF-{'0' * 16}", "0" * 16]
     for name in people:
