@@ -265,6 +265,16 @@ def test_output_is_on_disk_before_its_record_is_deleted(run, job, monkeypatch):
     assert not record_path(out).exists()
 
 
+def test_devices_have_no_record(run, folder, tmp_path):
+    device = tmp_path / "out"
+    device.symlink_to("/dev/null")
+
+    with interrupted_after(1):
+        run("--model", folder, "--output", device, "ja", "nein")
+
+    assert list(tmp_path.iterdir()) == [device]
+
+
 @pytest.fixture
 def long_job(run, folder, tmp_path, monkeypatch):
     """Interrupts a job after its first window; gives its options, output and record."""
