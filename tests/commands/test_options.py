@@ -13,6 +13,7 @@ import pytest
 
 from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.commands.evaluate import _like
 from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, significance, test_sets
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.evaluation.test_sets import NamedTestSet
@@ -32,7 +33,7 @@ from vanilla_transformer_tools.sharing import push as pushing
 from vanilla_transformer_tools.text import parallel_text, training_data
 from vanilla_transformer_tools.training import corpus_stats, plan
 from vanilla_transformer_tools.training import run as training
-from vanilla_transformer_tools.translation import Translation, Translator
+from vanilla_transformer_tools.translation import Search, Translation, Translator
 
 from ..support.training_runs import build_arguments, build_settings
 
@@ -433,6 +434,20 @@ def test_language_of_the_references_comes_from_option_name_or_record(
 
 def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
     assert evaluate("--model", str(tmp_path), model=True)["record"] == []
+
+
+@pytest.mark.parametrize("max_source_length", [None, 50])
+def test_other_model_is_evaluated_with_the_search_of_the_first(max_source_length):
+    search = Search(num_beams=7, length_penalty=0.3)
+    first = SimpleNamespace(search=search, max_source_length=99)
+    settings = EvaluateSettings(model=["a"], against="b", max_source_length=max_source_length)
+
+    other = _like(first, settings, "b")
+
+    assert other.model == ["b"]
+    assert (other.num_beams, other.length_penalty) == (7, 0.3)
+    assert other.max_source_length == max_source_length
+    assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
 
 
 def test_evaluate_translates_the_sources_and_compares_with_the_references(evaluate):
