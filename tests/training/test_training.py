@@ -4,6 +4,7 @@ import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -299,6 +300,18 @@ def test_each_epoch_has_batches_of_its_own(corpus, tmp_path, monkeypatch):
     run_training(corpus, tmp_path, UNVALIDATED, num_train_epochs=2)
 
     assert epochs == [0, 1]
+
+
+def test_threads_are_chosen_once_before_the_plan(corpus, tmp_path, monkeypatch):
+    counted = []
+    cores = SimpleNamespace(use=lambda: counted.append(len(counted)))
+    monkeypatch.setattr(training, "IdleCores", lambda: cores)
+    monkeypatch.setattr(training, "plan_run", lambda *_: counted.append("plan") or 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        run_training(corpus, tmp_path, UNVALIDATED, max_steps=2, save_strategy="no")
+
+    assert counted == [0, "plan"]
 
 
 def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
