@@ -59,6 +59,19 @@ def test_translations_go_into_a_pipe(run, tmp_path):
         assert pipe.read() == run("--input", source)[1]
 
 
+def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
+    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
+    (tmp_path / "in").write_bytes(marked)
+    plain = as_bytes(["ja", "\ufeffja"])
+
+    expected = run(stdin=plain)[1]
+
+    assert run(stdin=marked)[1] == expected
+    assert run("--input", tmp_path / "in")[1] == expected
+    first, second = expected.splitlines()
+    assert first != second
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
