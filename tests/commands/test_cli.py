@@ -164,7 +164,8 @@ def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corp
 
 
 def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources, tmp_path):
-    evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out", "--num_beams", 1]
+    quick = ["--num_beams", 1, "--bootstrap", 0]
+    evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out", *quick]
     run(*evaluate, "--test", *pair(corpus, "test"))
     written = (tmp_path / "out").read_text(encoding="utf-8")
     translate = ["translate", "--model", copied_model, "--num_beams", 1]
@@ -172,7 +173,7 @@ def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources
 
     # Against itself the translation is perfect; other results of the folder stay.
     test = ["--test", corpus / "test.de", tmp_path / "out"]
-    outcome = run("evaluate", *translate[1:], *test, "--name", "itself")
+    outcome = run("evaluate", *translate[1:], *quick, *test, "--name", "itself")
     assert "BLEU 100.00" in outcome.out
     assert json.loads((copied_model / "results.json").read_text()).keys() == {"test", "itself"}
 
@@ -192,6 +193,7 @@ def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_mode
     positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
     other = save_small_model(tmp_path / "other", tokenizer, **positions)
     options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
+    options += ["--bootstrap", 40]
 
     outcome = run("evaluate", "--model", copied_model, "--against", other, *options)
 
@@ -203,7 +205,7 @@ def test_evaluate_compares_two_files(run, corpus, translations):
     right, nearly = translations
     argv = ["--hypotheses", right, "--against", nearly, "--test", *pair(corpus, "test")]
 
-    outcome = run("evaluate", *argv, "--metrics", "wer")
+    outcome = run("evaluate", *argv, "--metrics", "wer", "--bootstrap", 40)
 
     assert (outcome.status, outcome.err) == (0, "")
     heading, row, meaning = outcome.out.split("\n\n")[1].split("\n")[:3]
@@ -217,6 +219,7 @@ def test_evaluate_compares_models_as_it_would_score_them_alone(
 ):
     other, (right, _) = shutil.copytree(folder, tmp_path / "other"), translations
     options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
+    options += ["--bootstrap", 40]
     scores = {right: 100.0}
     for one in (copied_model, other):
         run("evaluate", "--model", one, *options)
