@@ -310,12 +310,8 @@ def test_quantised_weights_are_refused(translator, mapping, tmp_path):
         (["--min_count", "2"], "--min_count needs --keep_vocabulary, got only 2"),
     ],
 )
-def test_command_refuses_options_that_do_not_fit(tmp_path, capsys, options, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["import", *options, str(tmp_path), str(tmp_path / "ours")])
-
-    assert ended.value.code == 2
-    assert re.search(message, capsys.readouterr().err)
+def test_command_refuses_options_that_do_not_fit(tmp_path, refused, options, message):
+    assert re.search(message, refused("import", *options, tmp_path, tmp_path / "ours"))
 
 
 def test_value_of_another_type_is_refused(weights, mapping):
