@@ -454,26 +454,19 @@ def test_command_exports_and_reports_the_agreement(source, tmp_path, write, caps
         (["--sample", "missing.txt"], "missing.txt"),
     ],
 )
-def test_command_tells_a_mistake(source, tmp_path, capsys, argv, message):
-    with pytest.raises(SystemExit) as error:
-        main(["export", *argv, source, str(tmp_path / "out")])
-
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
+def test_command_tells_a_mistake(source, tmp_path, refused, argv, message):
+    assert message in refused("export", *argv, source, tmp_path / "out")
     assert files(tmp_path) == {"model"}
 
 
 @pytest.mark.parametrize("name", ["ctranslate2", "onnx"])
-def test_searches_that_only_torch_does_are_refused(source, tmp_path, capsys, name):
+def test_searches_that_only_torch_does_are_refused(source, tmp_path, refused, name):
     file = Path(source) / "generation_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"no_repeat_ngram_size": 3, "min_length": 4}))
 
-    with pytest.raises(SystemExit) as error:
-        main(["export", "--format", name, source, str(tmp_path / "out")])
+    told = refused("export", "--format", name, source, tmp_path / "out")
 
-    assert error.value.code == 2
-    told = capsys.readouterr().err
     assert "min_length=4" in told
     assert "no_repeat_ngram_size=3" in told
     assert files(tmp_path) == {"model"}
@@ -496,15 +489,12 @@ def test_export_whose_search_only_torch_does_is_refused(source, tmp_path, name, 
         load(str(tmp_path / "out"))
 
 
-def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, monkeypatch):
+def test_command_names_the_cure_for_a_missing_package(source, tmp_path, refused, monkeypatch):
     monkeypatch.delitem(sys.modules, "vanilla_transformer_tools.translation.ctranslate2_conversion")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ctranslate2"]:
         monkeypatch.setitem(sys.modules, name, None)
 
-    with pytest.raises(SystemExit):
-        main(["export", source, str(tmp_path / "out")])
-
-    assert "pip install -e '.[export]'" in capsys.readouterr().err
+    assert "pip install -e '.[export]'" in refused("export", source, tmp_path / "out")
 
 
 def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
