@@ -338,12 +338,8 @@ def test_damaged_model_is_refused_and_leaves_no_folder(ours, tmp_path, damage, m
         ([], "`pre_norm` must be False, got True."),
     ],
 )
-def test_command_refuses(ours, tmp_path, capsys, argv, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["export", "--format", "marian", *argv, str(ours), str(tmp_path / "out")])
-
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+def test_command_refuses(ours, tmp_path, refused, argv, message):
+    assert message in refused("export", "--format", "marian", *argv, ours, tmp_path / "out")
     assert names(tmp_path) == {"ours"}
 
 
