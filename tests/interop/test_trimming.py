@@ -303,24 +303,20 @@ def test_dry_run_states_how_many_entries_would_be_kept(sources, text, tmp_path, 
     assert not (tmp_path / "other").exists()
 
 
-def test_command_leaves_no_folder_behind_when_a_file_has_no_text(sources, tmp_path, capsys):
+def test_command_leaves_no_folder_behind_when_a_file_has_no_text(sources, tmp_path, refused):
     (tmp_path / "empty").write_text(" \n")
     source = sources("nllb")[2].with_name("source")
 
-    argv = ["import", source, tmp_path / "small", "--keep_vocabulary", tmp_path / "empty"]
-    with pytest.raises(SystemExit):
-        main([str(word) for word in argv])
+    told = refused("import", source, tmp_path / "small", "--keep_vocabulary", tmp_path / "empty")
 
-    assert "needs text, got none in" in capsys.readouterr().err
+    assert "needs text, got none in" in told
     assert not (tmp_path / "small").exists()
 
 
-def test_missing_file_of_words_is_named_at_once(tmp_path, capsys, monkeypatch):
+def test_missing_file_of_words_is_named_at_once(tmp_path, refused, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_tools.interop.importing.import_model", None)
     missing = str(tmp_path / "words")
 
-    with pytest.raises(SystemExit) as ended:
-        main(["import", str(tmp_path), str(tmp_path / "small"), "--keep_vocabulary", missing])
+    told = refused("import", tmp_path, tmp_path / "small", "--keep_vocabulary", missing)
 
-    assert ended.value.code == 2
-    assert f"--keep_vocabulary: there is no file '{missing}'" in capsys.readouterr().err
+    assert f"--keep_vocabulary: there is no file '{missing}'" in told
