@@ -175,8 +175,7 @@ def test_scores_take_several_references():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("exact_match", 50), ("wer", 50), ("per", 100 * 1 / (2 + 4))],
+    ("name", "expected"), [("exact_match", 50), ("wer", 50), ("per", 100 * 1 / (2 + 4))]
 )
 def test_best_reference_of_a_line_counts(name, expected):
     references = [("x y", "a b"), ("a b c x", "u v w x y z")]
@@ -191,12 +190,7 @@ def test_best_reference_of_a_line_counts(name, expected):
     ("name", "predictions", "references", "expected"),
     [
         # The share of lines with any wrong token.
-        (
-            "wer",
-            ["k æ t", "d ɔ g", "b ɜ d z", "f i"],
-            ["k æ t", "d ɒ g", "b ɜ d", "f i ʃ"],
-            75,
-        ),
+        ("wer", ["k æ t", "d ɔ g", "b ɜ d z", "f i"], ["k æ t", "d ɒ g", "b ɜ d", "f i ʃ"], 75),
         # One phoneme of two letters is not two phonemes; more blanks are not more tokens.
         ("wer", ["t ʃ a", "  k æ  t "], ["tʃ a", "k æ t"], 50),
         # A replaced token of 3, an added and a lost one of 3 and 2, none of 2.

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.alignments import (
     AlignmentScore,
     GoldAlignment,

@@ -273,8 +273,7 @@ def test_prefix_needs_what_it_is_added_to(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a: [", "\0", "", b"\xff\xfe", pytest.param(3000 * "[", id="nested")],
+    "text", ["a: [", "\0", "", b"\xff\xfe", pytest.param(3000 * "[", id="nested")]
 )
 def test_text_that_is_no_mapping_is_refused(tmp_path, text):
     file = tmp_path / "map.yaml"

@@ -6,9 +6,7 @@ import random
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .test_tokenization import CORPUS, KINDS, random_strings
 

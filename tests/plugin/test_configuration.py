@@ -9,10 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
 # Every field away from its default, so that none can be lost unseen.
 CHANGED: dict[str, Any] = {
@@ -278,12 +275,7 @@ def test_config_lists_all_faults_in_one_error():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("d_model", "512"),
-        ("dropout", "0.1"),
-        ("encoder_layers", 2.5),
-        ("talking_heads", 4),
-    ],
+    [("d_model", "512"), ("dropout", "0.1"), ("encoder_layers", 2.5), ("talking_heads", 4)],
 )
 def test_config_names_field_and_value_when_the_type_is_wrong(name, value):
     with pytest.raises(StrictDataclassError, match=rf"(?s){name}.*{value}"):

@@ -190,11 +190,7 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 @both_ties
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"target_modules": [*PROJECTIONS, "lm_head"]},
-        {"modules_to_save": ["lm_head"]},
-    ],
+    [{}, {"target_modules": [*PROJECTIONS, "lm_head"]}, {"modules_to_save": ["lm_head"]}],
     ids=["projections", "lora_on_lm_head", "lm_head_of_its_own"],
 )
 def test_loss_and_gradients_of_adapters_are_those_of_the_logits(batch, monkeypatch, tied, changes):

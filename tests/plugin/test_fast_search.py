@@ -16,10 +16,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     fast_search_vanilla_transformer,
 )
-from vanilla_transformer.fast_search_vanilla_transformer import (
-    Beam,
-    IncrementalDecoder,
-)
+from vanilla_transformer.fast_search_vanilla_transformer import Beam, IncrementalDecoder
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
 from vanilla_transformer.modeling_vanilla_transformer import Decoder

@@ -19,10 +19,7 @@ from vanilla_transformer import VanillaTransformerConfig
 
 from ..conftest import TWO_TABLES, Model, assert_loaded, redraw_parameters
 from ..support import reference
-from .test_parity import (
-    assert_logits_equal_the_oracle,
-    assert_loss_and_gradients_equal_the_oracle,
-)
+from .test_parity import assert_logits_equal_the_oracle, assert_loss_and_gradients_equal_the_oracle
 
 # Small, and yet no two sizes that meet are equal; 12 is a multiple of all numbers of heads.
 SIZES: dict[str, Any] = {
@@ -77,11 +74,7 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
     "attention_bias": {"bias": {}, "nobias": {"attention_bias": False}},
     "scale": {"scaled": {}, "unscaled": {"scale_embedding": False}},
     "activation": {"relu": {}, "gelu": {"activation_function": "gelu"}},
-    "init": {
-        "xavier": {},
-        "normal": {"init_std": 0.02},
-        "deep": {"depth_scaled_init": True},
-    },
+    "init": {"xavier": {}, "normal": {"init_std": 0.02}, "deep": {"depth_scaled_init": True}},
 }
 Combination = tuple[str, ...]  # a choice for each axis
 

@@ -167,10 +167,7 @@ def test_neither_a_full_batch_nor_one_that_is_hastened_waits(start, work):
 
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
-    [
-        ("faulty", RuntimeError, "cannot translate"),
-        ("uncuttable", ValueError, "cannot cut"),
-    ],
+    [("faulty", RuntimeError, "cannot translate"), ("uncuttable", ValueError, "cannot cut")],
 )
 def test_failing_batch_fails_only_the_request_at_fault(
     occupied, work, caplog, fault, error, message

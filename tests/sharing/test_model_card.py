@@ -125,10 +125,7 @@ def test_card_of_two_vocabularies_loads_both_tokenizers(make_card, tmp_path):
 # A service needs names of languages; those of other cards are for the reader to fill in.
 @pytest.mark.parametrize(
     ("language", "served"),
-    [
-        (["de", "en"], []),
-        (["de"], ["--source_language", "xx", "--target_language", "yy"]),
-    ],
+    [(["de", "en"], []), (["de"], ["--source_language", "xx", "--target_language", "yy"])],
 )
 def test_commands_of_the_card_are_those_of_the_package(
     make_card, monkeypatch, tmp_path, language, served
@@ -231,11 +228,7 @@ def test_scores_of_a_second_test_set_are_added_to_those_of_the_first(folder):
         (one.dataset_name, one.metric_type, one.metric_value)
         for one in ModelCard(card).data.eval_results
     ]
-    assert values == [
-        ("first", "bleu", 40.0),
-        ("second", "bleu", 37.13),
-        ("second", "chrf", 61.5),
-    ]
+    assert values == [("first", "bleu", 40.0), ("second", "bleu", 37.13), ("second", "chrf", 61.5)]
     assert card.count("\nmodel-index:") == card.count("\nmetrics:") == 1
     assert re.findall("^### (.*)$", card, re.MULTILINE) == ["first", "second"]
 
@@ -451,10 +444,7 @@ def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config,
 
 @pytest.mark.parametrize(
     ("positions", "words"),
-    [
-        ("sinusoidal", ""),
-        ("learned", "It has learned positions and accepts at most 77 tokens. "),
-    ],
+    [("sinusoidal", ""), ("learned", "It has learned positions and accepts at most 77 tokens. ")],
 )
 def test_card_without_a_record_of_training_claims_none(tiny_config, tmp_path, positions, words):
     tiny_config.position_embedding_type = positions

@@ -213,11 +213,7 @@ def test_folder_runs_with_nothing_but_its_requirements(hub, tmp_path):  # noqa: 
         "NO_PROXY": "127.0.0.1",
     }
     with subprocess.Popen(
-        [python, "app.py"],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
+        [python, "app.py"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
         address = process.stdout.readline().removeprefix("The page is at ").strip()
         try:

@@ -5,9 +5,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 
 

@@ -103,11 +103,7 @@ def dropped_by(pairs, validation=None, **settings):
             [("123456", "123"), ("12", "1234"), ("", "")],
         ),
         # Pairs that differ only in where one side ends and the other begins.
-        (
-            {"filter_duplicates": True},
-            [],
-            [("ab", "c"), ("a", "bc"), ("a\0b", "c"), ("a", "b\0c")],
-        ),
+        ({"filter_duplicates": True}, [], [("ab", "c"), ("a", "bc"), ("a\0b", "c"), ("a", "b\0c")]),
     ],
     ids=["empty", "identical", "max_characters", "max_ratio", "duplicates"],
 )

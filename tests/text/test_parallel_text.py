@@ -115,11 +115,7 @@ def test_faults_name_the_file_among_several(write):
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [
-        ("a\nb\nc\nd\n", "\n\nx y\n\n"),
-        ("\na\n\n", "é\n\u2028\r\n\0漢\n"),
-        ("a\nb\n\nd", "\n\n\nx"),
-    ],
+    [("a\nb\nc\nd\n", "\n\nx y\n\n"), ("\na\n\n", "é\n\u2028\r\n\0漢\n"), ("a\nb\n\nd", "\n\n\nx")],
 )
 def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, target):
     paths = (str(tmp_path / "source"), str(tmp_path / "target"))
@@ -136,10 +132,7 @@ def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, tar
 
 @pytest.mark.parametrize(
     "files",
-    [
-        {"b.de": ["ja", "nein"], "b.en": ["yes\r", "no\r"]},
-        {"d.tsv": ["ja\tyes\r", "nein\tno\r"]},
-    ],
+    [{"b.de": ["ja", "nein"], "b.en": ["yes\r", "no\r"]}, {"d.tsv": ["ja\tyes\r", "nein\tno\r"]}],
 )
 def test_line_ends_of_windows_are_told_once_and_stay(write, caplog, files):
     paths = [write(name, lines) for name, lines in files.items()]

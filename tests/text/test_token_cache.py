@@ -8,9 +8,7 @@ import pytest
 from accelerate import PartialState
 from datasets import Dataset
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import CACHE_VARIABLE
 from vanilla_transformer_tools.text import token_cache, token_ids
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
@@ -278,12 +276,7 @@ def saved_files(tokenizer, folder):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"kind": "unigram"},
-        {"target_languages": ["en", "de"]},
-        {"unicode_form": "NFKD"},
-    ],
+    [{}, {"kind": "unigram"}, {"target_languages": ["en", "de"]}, {"unicode_form": "NFKD"}],
 )
 def test_second_run_has_the_vocabulary_of_the_first(cache, learned, tmp_path, settings):
     settings = {**SETTINGS, **settings}

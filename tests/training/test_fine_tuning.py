@@ -206,12 +206,7 @@ def test_weights_in_half_precision_are_trained_in_float32(corpus, base, tmp_path
 
 def test_frozen_weights_stay_the_same_to_the_last_bit(corpus, base, tmp_path, capsys):
     fine_tune(
-        corpus,
-        base,
-        tmp_path,
-        validated=True,
-        freeze=["embeddings", "encoder"],
-        moving_average=0.5,
+        corpus, base, tmp_path, validated=True, freeze=["embeddings", "encoder"], moving_average=0.5
     )
 
     before, after = weights_of(base), weights_of(tmp_path)

@@ -8,11 +8,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from vanilla_transformer_tools.training.processes import (
-    is_sharded,
-    limit_waiting,
-    put_weights,
-)
+from vanilla_transformer_tools.training.processes import is_sharded, limit_waiting, put_weights
 
 from ..support import lose_a_process
 from ..support.gradients_of_one_update import build_arguments, write_corpus

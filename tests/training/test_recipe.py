@@ -55,11 +55,7 @@ def test_each_evaluation_is_of_a_checkpoint_unless_there_are_none(given, expecte
 
 @pytest.mark.parametrize(
     ("given", "dtype"),
-    [
-        ({}, torch.float32),
-        ({"bf16": True}, torch.bfloat16),
-        ({"fp16": True}, torch.float16),
-    ],
+    [({}, torch.float32), ({"bf16": True}, torch.bfloat16), ({"fp16": True}, torch.float16)],
 )
 def test_products_have_the_type_that_is_asked_for(given, dtype):
     assert dtype_of_products(Namespace(**{"bf16": False, "fp16": False} | given)) == dtype

@@ -8,12 +8,7 @@ import sys
 
 import pytest
 import torch
-from transformers import (
-    Seq2SeqTrainingArguments,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Seq2SeqTrainingArguments, TrainerControl, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.files import checksum
 from vanilla_transformer_tools.settings import TrainSettings

@@ -302,11 +302,7 @@ def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
 
 # The name that replaces the deprecated one does not exist in Transformers 5.17.
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"bf16": True}, {"gradient_checkpointing": True}],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{}, {"bf16": True}, {"gradient_checkpointing": True}], ids=str)
 def test_model_is_validated_by_our_search(build, caplog, changes):
     trainer = build(**changes, predict_with_generate=True, eval_strategy="epoch")
     trainer.compute_metrics = lambda _: {}

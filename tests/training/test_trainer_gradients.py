@@ -10,10 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..support import gradients_of_one_update as one_update
-from ..support.gradients_of_one_update import (
-    SHARED,
-    gradients_of_one_update,
-)
+from ..support.gradients_of_one_update import SHARED, gradients_of_one_update
 from ..support.launching import launch
 
 
@@ -40,11 +37,7 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     tolerance = 1e-5 * max(value.abs().max().item() for value in expected.values())
     for name, value in expected.items():
         torch.testing.assert_close(
-            actual[name],
-            value,
-            rtol=0,
-            atol=tolerance,
-            msg=lambda text, at=name: f"{at} {text}",
+            actual[name], value, rtol=0, atol=tolerance, msg=lambda text, at=name: f"{at} {text}"
         )
 
 

@@ -14,11 +14,7 @@ import torch
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools import files, saved_folder
 from vanilla_transformer_tools.files import CACHE_VARIABLE
-from vanilla_transformer_tools.translation import (
-    Translator,
-    ctranslate2_conversion,
-    engine_choice,
-)
+from vanilla_transformer_tools.translation import Translator, ctranslate2_conversion, engine_choice
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engine_choice import Conversion
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine

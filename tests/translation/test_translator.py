@@ -2,12 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoTokenizer,
-    FSMTConfig,
-    FSMTForConditionalGeneration,
-    GenerationConfig,
-)
+from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.attention_maps import read_attention
@@ -19,12 +14,7 @@ from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import build_variant
 from ..support.pretrained import bart, fsmt_tokenizer
-from ..text.test_tokenizer_pair import (
-    GREEK,
-    build_latin_to_greek,
-    learn,
-    save_latin_to_greek,
-)
+from ..text.test_tokenizer_pair import GREEK, build_latin_to_greek, learn, save_latin_to_greek
 
 # Their translations by the tiny model differ in length, and some of them end.
 LINES = [
