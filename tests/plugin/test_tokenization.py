@@ -124,15 +124,11 @@ def test_source_and_labels_end_in_eos_and_start_with_text(tokenizers, kind):
         assert ids == [*tokenizer(text, add_special_tokens=False).input_ids, 2]
 
 
-def test_truncation_keeps_eos(subword):
+def test_truncation_keeps_eos_and_padding_is_on_the_right(subword):
     ids = subword("Der alte Mann rennt.", truncation=True, max_length=4).input_ids
-
-    assert ids == [*subword("Der alte Mann rennt.").input_ids[:3], 2]
-
-
-def test_padding_is_on_the_right(subword):
     encoded = subword(["", "Hund"], padding=True)
 
+    assert ids == [*subword("Der alte Mann rennt.").input_ids[:3], 2]
     assert encoded.input_ids[0][:2] == [2, 0]
     assert encoded.attention_mask[0][:2] == [1, 0]
 
@@ -140,18 +136,11 @@ def test_padding_is_on_the_right(subword):
 # every string survives
 
 
-def test_roundtrip_is_exact_for_awkward_text(subword):
-    assert roundtrip(subword, AWKWARD) == AWKWARD
-
-
-def test_roundtrip_is_exact_for_random_unicode(subword):
-    texts = random_strings(3000, seed=1)
+def test_roundtrip_is_exact_and_nothing_unknown_in_awkward_text_and_random_unicode(subword):
+    texts = [*AWKWARD, *random_strings(3000, seed=1)]
 
     assert roundtrip(subword, texts) == texts
-
-
-def test_no_text_is_unknown_to_subwords(subword):
-    assert not unknown_strings(subword, AWKWARD)
+    assert not unknown_strings(subword, texts)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -344,14 +333,11 @@ def test_training_raises_when_called_wrongly(arguments, message):
 # char and word
 
 
-def test_char_takes_every_character_as_a_token(tokenizers):
+def test_char_takes_every_character_and_word_what_stands_between_blanks(tokenizers):
     text = "  Ein Hund "
 
     assert tokenizers["char"].tokenize(text) == list(text)
     assert roundtrip(tokenizers["char"], [text]) == [text]
-
-
-def test_word_takes_what_stands_between_blanks(tokenizers):
     assert tokenizers["word"].tokenize("  A dog  doesn't ...") == ["A", "dog", "doesn't", "..."]
     assert roundtrip(tokenizers["word"], ["  A dog  runs"]) == ["A dog runs"]
 
@@ -374,13 +360,10 @@ def test_word_that_spells_a_special_token_is_unknown():
     assert tokenizer.pad_token_id == 0
 
 
-def test_unknown_characters_are_counted(tokenizers):
-    assert unknown_strings(tokenizers["char"], ["Ein Hund QQ", "QQ", ""]) == {"Q": 4}
-
-
-def test_unknown_strings_are_the_words_of_the_text(tokenizers):
+def test_unknown_characters_and_words_of_the_text_are_counted(tokenizers):
     texts = ["Ein Hund QQ", "QQ <pad>"] * 1001
 
+    assert unknown_strings(tokenizers["char"], ["Ein Hund QQ", "QQ", ""]) == {"Q": 4}
     assert unknown_strings(tokenizers["word"], texts) == {"QQ": 2002, "<pad>": 1001}
 
 
