@@ -469,25 +469,14 @@ def test_command_refuses_a_bad_checkpoint(folder, tmp_path, refused, harm, messa
     assert [path.name for path in tmp_path.iterdir()] == ["fairseq"]
 
 
-def test_tied_tensors_that_differ_are_refused(folder, tmp_path):
-    name = "decoder.output_projection.weight"
-    checkpoint(
-        folder,
-        damage=lambda state: state.update({name: state[name] + 1}),
-        share_decoder_input_output_embed=True,
-    )
+def test_tied_tensor_that_differs_is_refused_and_may_be_missing(folder, tmp_path):
+    name, tied = "decoder.output_projection.weight", {"share_decoder_input_output_embed": True}
+    checkpoint(folder, damage=lambda state: state.update({name: state[name] + 1}), **tied)
 
     with pytest.raises(ValueError, match=f"{name} must equal decoder.embed_tokens.weight"):
         import_model(str(folder), tmp_path / "ours")
 
-
-def test_projection_that_is_tied_may_be_missing(folder, tmp_path):
-    checkpoint(
-        folder,
-        damage=lambda state: state.pop("decoder.output_projection.weight"),
-        share_decoder_input_output_embed=True,
-    )
-
+    checkpoint(folder, damage=lambda state: state.pop(name), **tied)
     import_model(str(folder), tmp_path / "ours")
 
 
@@ -520,27 +509,18 @@ def test_weights_alone_are_no_checkpoint_of_fairseq(tmp_path):
         read_checkpoint(tmp_path / "weights.pt")
 
 
-def test_best_checkpoint_of_a_folder_is_found(folder):
-    for name in ("checkpoint1.pt", "checkpoint_last.pt", "checkpoint_best.pt"):
-        (folder / name).touch()
-
-    assert find_fairseq_file(folder).name == "checkpoint_best.pt"
-
-
-def test_several_checkpoints_must_be_told_apart(folder):
+def test_best_checkpoint_of_a_folder_is_found_and_others_must_be_told_apart(folder):
     for name in ("model1.pt", "model2.pt"):
         (folder / name).touch()
-
-    with pytest.raises(
-        ValueError, match=r"one checkpoint, got model1.pt, model2.pt. Name the file"
-    ):
+    with pytest.raises(ValueError, match=r"one checkpoint, got model1.pt, model2.pt. Name the fil"):
         find_fairseq_file(folder)
 
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        (folder / name).touch()
+    assert find_fairseq_file(folder).name == "checkpoint_best.pt"
 
-def test_folder_of_transformers_is_none_of_fairseq(folder):
-    (folder / "training.pt").touch()
+    # One of Transformers.
     (folder / "config.json").touch()
-
     assert find_fairseq_file(folder) is None
 
 
