@@ -182,3 +182,16 @@ def test_alternatives_are_as_many_as_the_search_finds(folder, search, most):
         translators.kind("de", "en", most + 1)
     (found,) = translators.translate(translators.kind("de", "en", most), ["ein hund"])
     assert len(found) == 1 + most
+
+
+def test_search_and_limits_are_those_of_the_options(folder):
+    translators = translators_of(
+        folder, "de", "en", num_beams=3, max_source_length=9, max_tokens_per_batch=600
+    )
+
+    made = translators._of(RequestKind(None, None, 1))
+
+    assert (made.search.num_beams, made.search.num_hypotheses) == (3, 2)
+    assert (made.max_source_length, made.max_tokens_per_batch) == (9, 600 // 3)
+    assert made.engine is translators.first.engine
+    assert translators._of(RequestKind(None, None, 1)) is made
