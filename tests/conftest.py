@@ -229,6 +229,20 @@ def batch() -> dict[str, Tensor]:
 
 
 @pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end with status 2, and gives what it tells."""
+    # Not above: the plugin is also tested without what the tools need of it.
+    from vanilla_transformer_tools.commands import main
+
+    def run_refused(*argv: object) -> str:
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main([str(word) for word in argv])
+        return capsys.readouterr().err
+
+    return run_refused
+
+
+@pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
     """Writes a text file, given its name and lines, and tells its path."""
 

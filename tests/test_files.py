@@ -7,7 +7,6 @@ import hashlib
 import io
 import lzma
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from vanilla_transformer_tools.files import (
     scratch_folder,
     share_weights,
     write_lines,
-    written_whole,
 )
 
 from .support.full_disk import small_files
@@ -243,29 +241,6 @@ def test_scratch_of_a_living_process_stays(tmp_path, start):
     assert path != held
 
 
-def test_scratch_stays_for_a_forked_child_that_outlives_its_maker(tmp_path, start):
-    # The child has standard output, too, and ends when its own pipe is closed.
-    code = """
-    read, write = os.pipe()
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
-        while True:
-            signal.pause()
-    die()
-    """
-    process = start(HELD + code)
-    child = int(process.stdout.readline())
-    assert process.wait() == -signal.SIGKILL
-
-    try:
-        with scratch_folder(tmp_path, "of-") as path:
-            (held,) = set(names(tmp_path)) - {path.name}
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-    assert names(tmp_path) == [held]
-
-
 def test_forked_child_that_ends_leaves_the_folder_to_its_maker(tmp_path, start):
     code = """
     child = os.fork()
@@ -322,23 +297,6 @@ def test_everything_stays_where_nothing_can_be_locked(tmp_path, monkeypatch):
     assert names(tmp_path) == [left.name]
 
 
-def test_folder_is_made_anew_when_another_deletes_it_before_it_is_locked(tmp_path, monkeypatch):
-    lock = files._lock
-    unlucky = []
-
-    def lock_too_late(path, waits):
-        if not unlucky:
-            unlucky.append(path)
-            shutil.rmtree(path)
-        return lock(path, waits)
-
-    monkeypatch.setattr(files, "_lock", lock_too_late)
-
-    with scratch_folder(tmp_path, "of-") as path:
-        assert path.is_dir()
-        assert path != unlucky[0]
-
-
 # Files that appear whole
 
 
@@ -358,17 +316,6 @@ with files.written_whole(parent / "file.txt") as temporary:
     write_lines(path, ["new"])
     assert names(tmp_path) == ["file.txt"]
     assert path.read_text() == "new\n"
-
-
-def test_two_writers_of_a_file_do_not_meet(tmp_path):
-    path = tmp_path / "file.txt"
-
-    with written_whole(path) as first, written_whole(path) as second:
-        first.write_text("first")
-        second.write_text("second")
-        assert path.exists() is False
-    assert path.read_text() == "first"
-    assert names(tmp_path) == ["file.txt"]
 
 
 # Full disks

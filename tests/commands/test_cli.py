@@ -81,10 +81,6 @@ def test_translate_keeps_empty_and_blank_lines(run, model):
     assert translated.strip()
 
 
-def test_blank_argument_stays_one_line(run, model):
-    assert run("translate", "--model", model, "\n", "drei").out.startswith(" \n")
-
-
 def test_translate_takes_text_on_both_sides_of_options_and_switches(run, model):
     piped = run("translate", "--model", model, stdin=b"drei\nvier hundert\n")
 
@@ -168,7 +164,8 @@ def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corp
 
 
 def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources, tmp_path):
-    evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out", "--num_beams", 1]
+    quick = ["--num_beams", 1, "--bootstrap", 0]
+    evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out", *quick]
     run(*evaluate, "--test", *pair(corpus, "test"))
     written = (tmp_path / "out").read_text(encoding="utf-8")
     translate = ["translate", "--model", copied_model, "--num_beams", 1]
@@ -176,7 +173,7 @@ def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources
 
     # Against itself the translation is perfect; other results of the folder stay.
     test = ["--test", corpus / "test.de", tmp_path / "out"]
-    outcome = run("evaluate", *translate[1:], *test, "--name", "itself")
+    outcome = run("evaluate", *translate[1:], *quick, *test, "--name", "itself")
     assert "BLEU 100.00" in outcome.out
     assert json.loads((copied_model / "results.json").read_text()).keys() == {"test", "itself"}
 
@@ -191,33 +188,12 @@ def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
     return files
 
 
-def test_evaluate_scores_a_file_without_a_model(run, corpus, translations):
-    _, nearly = translations
-    argv = ["--hypotheses", nearly, "--test", *pair(corpus, "test"), "--metrics", "exact_match"]
-
-    outcome = run("evaluate", *argv)
-
-    assert (outcome.status, outcome.err) == (0, "")
-    assert outcome.out.startswith("exact match 92.00 ± ")
-
-
-def test_evaluate_tells_line_ends_of_windows(run, corpus, translations, tmp_path, caplog):
-    right, _ = translations
-    file = tmp_path / "from_windows"
-    file.write_bytes(right.read_bytes().replace(b"\n", b"\r\n"))
-
-    outcome = run("evaluate", "--hypotheses", file, "--test", *pair(corpus, "test"))
-
-    assert outcome.status == 0
-    (message,) = caplog.messages
-    assert message.startswith(f"{str(file)!r}: lines end with a carriage return")
-
-
 def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(copied_model)
     positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
     other = save_small_model(tmp_path / "other", tokenizer, **positions)
     options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
+    options += ["--bootstrap", 40]
 
     outcome = run("evaluate", "--model", copied_model, "--against", other, *options)
 
@@ -229,9 +205,10 @@ def test_evaluate_compares_two_files(run, corpus, translations):
     right, nearly = translations
     argv = ["--hypotheses", right, "--against", nearly, "--test", *pair(corpus, "test")]
 
-    out = run("evaluate", *argv, "--metrics", "wer").out
+    outcome = run("evaluate", *argv, "--metrics", "wer", "--bootstrap", 40)
 
-    heading, row, meaning = out.split("\n\n")[1].split("\n")[:3]
+    assert (outcome.status, outcome.err) == (0, "")
+    heading, row, meaning = outcome.out.split("\n\n")[1].split("\n")[:3]
     assert heading.split() == [str(right), str(nearly), "difference", "p"]
     assert row.split()[:4] == ["WER", "0.00", "8.00", "-8.00"]
     assert meaning.startswith("p: ")
@@ -242,6 +219,7 @@ def test_evaluate_compares_models_as_it_would_score_them_alone(
 ):
     other, (right, _) = shutil.copytree(folder, tmp_path / "other"), translations
     options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
+    options += ["--bootstrap", 40]
     scores = {right: 100.0}
     for one in (copied_model, other):
         run("evaluate", "--model", one, *options)
@@ -276,9 +254,6 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
         (["translate", "drei"], "--model needs the folder"),
         (["translate", "--model", "a", "--beams=3"], "option --beams; did you mean --num_beams"),
         (["translate", "--model", "/no/such"], "--model: there is no folder '/no/such'"),
-        (["translate", "--num_beams", "x"], "--num_beams.* invalid int value: 'x'"),
-        (["evaluate", "--model", "a"], "--test needs the test pairs"),
-        (["evaluate", "--test", "a"], "--model needs the folder"),
         (["evaluate", "--test", "a", "--hypotheses", "b"], "--hypotheses: there is no file 'b'"),
         (["evaluate", "--test", "a", "--hypotheses", "b", "--model", "c"], "leave out --model"),
         (
@@ -289,7 +264,6 @@ def assert_refused(outcome: Outcome, pattern: str) -> None:
             ["evaluate", "--test", "a", "--model", "b", "--against", "c", "--bootstrap", "0"],
             "--against needs the resamples of --bootstrap, got 0",
         ),
-        (["evaluate", "a"], "unexpected argument 'a'"),
     ],
 )
 def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
@@ -300,17 +274,12 @@ def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
     ("options", "pattern"),
     [
         (["--epochs", "3"], "unknown option --epochs; did you mean --num_train_epochs"),
-        (["--qqqq", "3"], "unknown option --qqqq; --help"),
-        (["--preset", "huge"], "--preset: invalid choice: 'huge'"),
         (["--config", "d_modle=64"], "no field 'd_modle'. Did you mean d_model"),
-        (["--config", "d_model=wide"], ".*d_model.*expected int, got str .*'wide'"),
-        (["--vocab_size", "100"], "`vocab_size` must be at least 262 .*, got 100"),
         (
             ["--bleu_tokenize", "xx"],
             r"--bleu_tokenize: .*got 'xx'\. Choose from: auto, none, .*13a, .*char",
         ),
         (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
-        (["--resume"], "--resume needs a whole checkpoint"),
         (["--init_from", "/no/such"], "--init_from: there is no folder '/no/such'"),
     ],
 )
@@ -327,7 +296,6 @@ def test_train_tells_a_mistake_alone_and_writes_nothing(run, corpus, tmp_path, o
     [
         (b"one\n", "same number of lines, got 300 in .* and 1 in"),
         (b"one\ntwo \xe9\n", "bad.en' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
-        (None, "No such file or directory: .*bad.en'"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -433,26 +401,16 @@ def test_help_all_lists_trainers_options_with_our_defaults(run):
     assert re.search(r"--learning_rate .*?\(default: 0\.0007\)", text)
 
 
-every_help = pytest.mark.parametrize("argv", [["--help"], ["push", "--help"]], ids=" ".join)
-
-
-@every_help
-def test_reader_of_the_help_may_stop_early(run, stdout_to, argv):
+@pytest.mark.parametrize("argv", [["--help"], ["push", "--help"]], ids=" ".join)
+def test_reader_of_the_help_may_stop_early_and_a_full_disk_is_told(run, stdout_to, argv):
     reading, writing = os.pipe()
     os.close(reading)
     stdout_to(writing)
-
     assert run(*argv) == Outcome(141, "", "")
 
-
-@every_help
-def test_help_that_cannot_be_written_is_told_in_one_line(run, stdout_to, argv):
     stdout_to(os.open("/dev/full", os.O_WRONLY))
-
-    outcome = run(*argv)
-
-    assert outcome.status == 2
-    assert outcome.err == "vanilla-transformer: [Errno 28] No space left on device\n"
+    told = "vanilla-transformer: [Errno 28] No space left on device\n"
+    assert run(*argv) == Outcome(2, "", told)
 
 
 def test_closed_streams_are_empty_or_named(model, run, monkeypatch):
@@ -470,17 +428,3 @@ def test_closed_streams_are_empty_or_named(model, run, monkeypatch):
     assert unwritten[:2] == help_text[:2] == (2, "")
     assert "Standard output is closed, so that --output is needed." in unwritten.err
     assert "standard output is closed: send it to a file" in help_text.err
-
-
-def test_reader_that_stops_early_is_no_mistake():
-    code = (
-        "from vanilla_transformer_tools.commands.command import run\n"
-        "run(lambda argv: [print('line' * 999) for _ in range(999)], [])\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        process.stdout.read(1)
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait() == 141

@@ -166,22 +166,6 @@ def test_minutes_leave_given_options_alone_in_both_spellings(words, train_for_mi
     assert name not in {decision.option for decision in decisions}
 
 
-def test_minutes_judge_the_pairs_that_filters_leave(train_for_minutes, capsys):
-    with pytest.raises(SystemExit):
-        train_for_minutes("--filter_identical")
-
-    assert "The filters must leave at least one pair" in capsys.readouterr().err
-
-
-def test_minutes_count_accumulated_batches(train_for_minutes):
-    steps = [
-        train_for_minutes("--gradient_accumulation_steps", number)[1].save_steps
-        for number in ("1", "8")
-    ]
-
-    assert steps[0] == pytest.approx(8 * steps[1], rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("words", "steps"),
     [
@@ -204,30 +188,6 @@ def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
     expected = steps or (chosen["eval_steps"], chosen["eval_steps"])
     assert (arguments.eval_steps, arguments.save_steps) == expected
     assert arguments.eval_strategy == arguments.save_strategy == "steps"
-
-
-VALIDATION = ["--validation", "b.de", "b.en"]
-
-
-@pytest.mark.parametrize(
-    ("options", "strategies", "steps"),
-    [
-        ([*VALIDATION, "--save_steps", "300"], ("steps", "steps"), (300, 300)),
-        (
-            [*VALIDATION, "--save_steps", "300", "--save_strategy", "epoch"],
-            ("epoch", "epoch"),
-            (300, None),
-        ),
-    ],
-)
-def test_steps_that_are_given_take_the_place_of_epochs(watch, options, strategies, steps):
-    calls = watch(training, "train")
-
-    main(["train", "--train", "a.de", "a.en", "--use_cpu", *options])
-
-    ((_, arguments), _) = calls[0]
-    assert (arguments.save_strategy, arguments.eval_strategy) == strategies
-    assert (arguments.save_steps, arguments.eval_steps) == steps
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -353,19 +313,6 @@ def test_search_gets_each_option(command, field, watch, tmp_path):
     assert ({"model": models} | named)[field.name] == value
 
 
-# Translating
-
-
-def test_each_option_of_translate_has_its_test():
-    """Those that no search has are tested in `test_translate_files.py` and `test_resume.py`."""
-    own = {field.name for field in fields(TranslateSettings)}
-
-    assert own - OF_THE_SEARCH == {
-        *("input", "output", "resume", "prefix", "prefix_file", "n_best", "scores", "details"),
-        "markup",
-    }
-
-
 # Evaluating
 
 
@@ -421,18 +368,17 @@ def test_evaluate_reads_the_test_pairs_as_told(option, evaluate):
     assert getattr(text, OF_THE_TEST_PAIRS[option]) == "other"
 
 
-def test_evaluate_scores_as_told(evaluate):
+def test_evaluate_scores_and_compares_as_told(evaluate, tmp_path):
+    other = tmp_path / "other.en"
+    other.write_text("c\n", encoding="utf-8")
     options = ["--metrics", "wer", "--bleu_tokenize", "char", "--bootstrap", "50", "--lowercase"]
+    named = {"metrics": ["wer"], "tokenize": BleuTokenizer("char"), "bootstrap": 50}
+    named["lowercase"] = True
 
-    ((_, named),) = evaluate(*options)["compute"]
+    assert [given for _, given in evaluate(*options)["compute"]] == [named]
+    calls = evaluate("--against", str(other), *options)
 
-    tokenizer = BleuTokenizer("char")
-    assert named == {
-        "metrics": ["wer"],
-        "tokenize": tokenizer,
-        "bootstrap": 50,
-        "lowercase": True,
-    }
+    assert calls["compare"] == [((["b"], ["c"], [("b",)]), named)]
 
 
 def test_evaluate_takes_further_references(evaluate, tmp_path):
@@ -486,16 +432,6 @@ def test_language_of_the_references_comes_from_option_name_or_record(
     assert named["tokenize"].name == expected
 
 
-def test_each_option_of_evaluate_has_its_test():
-    own = {field.name for field in fields(EvaluateSettings)}
-
-    assert own - OF_THE_SEARCH == {
-        *OF_THE_TEST_PAIRS,
-        *("metrics", "bleu_tokenize", "bootstrap", "lowercase", "references"),
-        *("test", "hypotheses", "against", "output", "name"),
-    }
-
-
 def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
     assert evaluate("--model", str(tmp_path), model=True)["record"] == []
 
@@ -518,24 +454,6 @@ def test_evaluate_translates_the_sources_and_compares_with_the_references(evalua
     calls = evaluate(model=True)
 
     assert calls["compute"][0][0] == (["a"], [("b",)])
-
-
-def test_evaluate_compares_with_the_same_options(evaluate, tmp_path):
-    other = tmp_path / "other.en"
-    other.write_text("c\n", encoding="utf-8")
-    options = ["--metrics", "chrf", "--bleu_tokenize", "char", "--bootstrap", "50"]
-
-    calls = evaluate("--against", str(other), *options)
-
-    ((first, second, references), named) = calls["compare"][0]
-    assert (first, second, references) == (["b"], ["c"], [("b",)])
-    tokenizer = BleuTokenizer("char")
-    assert named == {
-        "metrics": ["chrf"],
-        "tokenize": tokenizer,
-        "bootstrap": 50,
-        "lowercase": False,
-    }
 
 
 # Sharing and exporting
@@ -578,16 +496,20 @@ def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
         assert named[field.name] == value
 
 
-# Looking inside
+# Options that no search has are tested here, and in the files of their commands.
+TESTED = {
+    TranslateSettings: "input output resume prefix prefix_file n_best scores details markup",
+    EvaluateSettings: "metrics bleu_tokenize bootstrap lowercase references test hypotheses output "
+    f"against name {' '.join(OF_THE_TEST_PAIRS)}",
+    AttentionSettings: "output kind layer head positions alignments units gold",
+}
 
 
-def test_each_option_of_attention_has_its_test():
-    """Those that no search has are tested in `test_attention.py`."""
-    own = {field.name for field in fields(AttentionSettings)}
+@pytest.mark.parametrize("settings", TESTED)
+def test_each_option_has_its_test(settings):
+    own = {field.name for field in fields(settings)}
 
-    assert own - OF_THE_SEARCH == {
-        *("output", "kind", "layer", "head", "positions", "alignments", "units", "gold")
-    }
+    assert own - OF_THE_SEARCH == {*TESTED[settings].split()}
 
 
 @pytest.mark.parametrize("name", ["torch", "CTranslate2 4"])

@@ -10,7 +10,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 
 from ..support.documents import ROOT, code_blocks, read
-from ..support.scripts import run_script
+from ..support.scripts import help_of_script
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -66,11 +66,6 @@ def help_of(command):
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         main([command, option])
     return out.getvalue()
-
-
-@functools.cache
-def help_of_script(script):
-    return run_script(script, "--help").stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -78,10 +78,7 @@ def test_language_decides_where_scripts_are_ambiguous(code, usable):
 
     assert resolve("auto", ["東京都"]).name == "zh"
     choice = resolve("auto", ["東京都"], code)
-    assert (choice.name, choice.reason) == (
-        "ja-mecab",
-        f"the target language is Japanese ({code})",
-    )
+    assert (choice.name, choice.reason) == ("ja-mecab", f"the target language is Japanese ({code})")
 
 
 def test_names_and_languages_in_another_script_do_not_decide(usable):
@@ -118,12 +115,7 @@ def test_choice_of_a_person_and_tokenised_text_are_respected(usable):
 
 @pytest.mark.parametrize(
     ("file", "language"),
-    [
-        ("test.zh", "zh"),
-        ("data/test.de-zh.zh.gz", "zh"),
-        ("test.en", None),
-        ("zh", None),
-    ],
+    [("test.zh", "zh"), ("data/test.de-zh.zh.gz", "zh"), ("test.en", None), ("zh", None)],
 )
 def test_language_is_read_from_the_end_of_a_name(file, language):
     assert language_of_file(file) == language

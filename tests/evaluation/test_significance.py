@@ -94,12 +94,6 @@ def test_unequal_counts_and_no_lines_are_refused(counts):
         compare(first, second, references, metrics=["bleu"])
 
 
-@pytest.mark.parametrize("resamples", [0, 39])
-def test_comparison_without_enough_resamples_is_refused(resamples):
-    with pytest.raises(ValueError, match=f"at least 40 resamples.* got {resamples}"):
-        compared(REFERENCES, REFERENCES, "bleu", bootstrap=resamples)
-
-
 def test_format_gives_a_table_and_the_meaning_of_p():
     comparisons = [
         Comparison("BLEU", 40.5, 38.25, 0.0123),

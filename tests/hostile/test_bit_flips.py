@@ -9,8 +9,8 @@ from .conftest import limited
 
 pytestmark = pytest.mark.slow
 
-FLIPS = 160
-GROUPS = 4
+FLIPS = 80
+GROUPS = 2
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

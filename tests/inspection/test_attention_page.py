@@ -188,18 +188,3 @@ def test_page_is_written_whole_without_a_browser(tmp_path):
     assert data["maps"][2]["columns"] == list(HEARD)
     close(torch.tensor(data["maps"][2]["weights"]), maps().cross.weights)
     assert data["view"] == {"kind": "cross", "layer": 2, "head": "mean"}
-
-
-@pytest.mark.parametrize(
-    ("view", "match"),
-    [
-        ({"kind": "self"}, "encoder, decoder, cross, got 'self'"),
-        ({"layer": 4}, r"1 and 3 .*got 4"),
-        ({"head": 0}, r"1 and 4 .*got 0"),
-    ],
-)
-def test_page_refuses_to_open_what_there_is_not(tmp_path, view, match):
-    with pytest.raises(ValueError, match=match):
-        write_attention_page(maps(), tmp_path / "page.html", **view)
-
-    assert list(tmp_path.iterdir()) == []

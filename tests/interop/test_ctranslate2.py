@@ -12,9 +12,7 @@ import torch
 from ctranslate2.converters import TransformersConverter
 from torch import nn
 
-from vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_conversion import (
     VanillaTransformerLoader,
@@ -135,21 +133,15 @@ NOT_MADE = "made, got no "
     ("damage", "message"),
     [
         (rewrite("model.bin", lambda content: content[:3000]), "(incomplete|payload).* Export the"),
-        (rewrite("model.bin", lambda content: content[:-9]), "(incomplete|payload).* Export the"),
-        (rewrite("model.bin", lambda content: b""), "cannot load '.*ct2' on the device 'cpu' to"),
         # The version, of four bytes, and the name of the specification.
         (rewrite("model.bin", lambda content: b"\x63" + content[1:]), "binary version v99.*again"),
         (rewrite("model.bin", lambda c: c.replace(b"merSpec", b"merSpex")), "Unknown model"),
         (lambda folder: (folder / "model.bin").unlink(), "Unable to open file 'model.bin'"),
         (lambda folder: (folder / VOCABULARY).unlink(), f"{NOT_MADE}shared_vocabulary.json that"),
-        (rewrite(VOCABULARY, lambda content: content[:50]), f"{NOT_MADE}shared_vocabulary.json"),
         (rewrite(VOCABULARY, lambda content: b"[" * 100_000), "that can be read: it has more than"),
-        (rewrite(VOCABULARY, lambda content: b"[1, 2]"), "must hold a list of tokens, got .1, 2"),
         (rewrite(VOCABULARY, lambda content: b'["a", "b"]'), f"{NOT_MADE}'</s>' in its vocabul"),
         (rewrite("config.json", lambda content: b"[]"), "must hold a JSON object, got a list"),
         (rewrite("config.json", without_field("eos_token")), f"{NOT_MADE}`eos_token` in its conf"),
-        (rewrite("config.json", without_field("position_table_length")), f"{NOT_MADE}`position_t"),
-        (rewrite("config.json", without_field("max_position_embeddings")), f"{NOT_MADE}`max_posi"),
     ],
 )
 def test_damaged_export_is_told_in_one_line(model, export, tmp_path, damage, message):
@@ -199,19 +191,6 @@ def test_beam_search_finds_torchs_translations(model, export, num_beams, length_
     assert_translates_alike(model, export(model), search=search)
 
 
-def test_patience_finds_more_of_what_torch_finds(model, export, tmp_path):
-    search = Search(num_beams=3, length_penalty=1.0)
-    patient = export(model)
-    hasty = CTranslate2Engine(tmp_path / "ct2", device="cpu", patience=1)
-
-    expected, *found = (best(run(each, search)) for each in (TorchEngine(model), patient, hasty))
-
-    patient_equal, hasty_equal = (
-        sum(a == b for a, b in zip(results, expected, strict=True)) for results in found
-    )
-    assert patient_equal > hasty_equal
-
-
 @pytest.mark.parametrize("early_stopping", [True, False, "never", None])
 def test_patience_is_that_of_the_generation_config(model, export, tmp_path, early_stopping):
     search = Search(num_beams=3, length_penalty=1.0)
@@ -231,8 +210,7 @@ def test_patience_is_that_of_the_generation_config(model, export, tmp_path, earl
     assert chosen_equal > other_equal
 
 
-@pytest.mark.parametrize("prefix_length", [0, 2])
-@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize(("length_penalty", "prefix_length"), [(0.0, 0), (0.6, 2), (2.0, 2)])
 def test_n_best_is_ranked_by_the_scores_that_torch_gives_it(
     model, export, length_penalty, prefix_length
 ):
@@ -249,23 +227,7 @@ def test_n_best_is_ranked_by_the_scores_that_torch_gives_it(
         assert len({tuple(one.tokens) for one in found}) == len(found) == 3
 
 
-def test_n_best_equals_torchs(model, export):
-    search = Search(num_beams=3, length_penalty=0.6, num_hypotheses=3)
-    # Long enough that each search ends by itself.
-    limits = [60 for _ in SOURCES]
-
-    expected = run(TorchEngine(model), search, limits=limits)
-    actual = run(export(model), search, limits=limits)
-
-    equal = [
-        [one.tokens for one in ours] == [one.tokens for one in theirs]
-        for ours, theirs in zip(actual, expected, strict=True)
-    ]
-    # Torch searches on for as long as something better may come, CTranslate2 until it has enough.
-    assert sum(equal) > 0.8 * len(equal)
-
-
-@pytest.mark.parametrize("search", [Search(), Search(4, 0.6), Search(3, 2.0)])
+@pytest.mark.parametrize("search", [Search(), Search(4, 0.6)])
 def test_result_does_not_depend_on_the_batch(model, export, search):
     engine = export(model)
 
@@ -392,10 +354,7 @@ def build(**changes):
         {"layer_norm_eps": 0.5},
         {"decoder_start_token_id": 5},
         {"encoder_attention_heads": 3, "decoder_attention_heads": 1},
-        *(
-            {"activation_function": name}
-            for name in ("gelu", "gelu_new", "quick_gelu", "sigmoid", "silu", "tanh")
-        ),
+        *({"activation_function": name} for name in ("gelu", "gelu_new", "silu")),
     ],
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
 )

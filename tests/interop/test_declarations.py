@@ -185,26 +185,19 @@ def test_command_names_what_does_not_fit_at_once(weights, mapping, tmp_path, cap
         assert fault in printed.err
 
 
-def test_command_says_that_nothing_was_compared(weights, mapping, tmp_path, capsys):
-    main(["import", "--mapping", str(mapping()), str(weights), str(tmp_path / "ours")])
-
-    assert "ours: every tensor is used; no logits were compared" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("options", [["--dry_run"], []])
-def test_command_names_what_neither_mapping_nor_tensors_say(
-    weights, mapping, tmp_path, capsys, options
-):
-    constants = {name: MAPPING["constants"][name] for name in MAPPING["constants"]}
+def test_command_names_what_neither_mapping_nor_tensors_say(weights, mapping, tmp_path, capsys):
+    constants = {**MAPPING["constants"]}
     del constants["encoder_attention_heads"]
-    file = mapping(constants=constants)
+    argv = ["import", "--mapping", str(mapping(constants=constants)), str(weights)]
 
-    main(["import", "--mapping", str(file), *options, str(weights), str(tmp_path / "ours")])
+    for options in (["--dry_run"], []):
+        main([*argv, str(tmp_path / "ours"), *options])
 
-    assert (
-        "not in the mapping, so as in the paper: encoder_attention_heads 8, scale_embedding True, "
-        "position_embedding_type sinusoidal\n"
-    ) in capsys.readouterr().out
+        assert (
+            "not in the mapping, so as in the paper: encoder_attention_heads 8, "
+            "scale_embedding True, position_embedding_type sinusoidal\n"
+        ) in (told := capsys.readouterr().out)
+    assert "ours: every tensor is used; no logits were compared" in told
 
 
 def words(count):
@@ -241,10 +234,7 @@ def test_tokenizer_of_another_model_is_refused(weights, mapping, tmp_path, sourc
 
     with pytest.raises(ValueError, match=message):
         import_model(
-            str(weights),
-            tmp_path / "ours",
-            mapping=mapping(),
-            tokenizer=str(tmp_path / "words"),
+            str(weights), tmp_path / "ours", mapping=mapping(), tokenizer=str(tmp_path / "words")
         )
 
     assert not (tmp_path / "ours").exists()
@@ -255,14 +245,10 @@ def test_tokenizer_of_another_model_is_refused(weights, mapping, tmp_path, sourc
     [
         ({"constans": {}}, "`constans`: no such section; it must be one of extends, prefix"),
         ({"constants": []}, "`constants` must be a dict, got []"),
-        ({"tensors": ["a"]}, "`tensors` must be a dict, got ['a']"),
         ({"ignored": "a*"}, "`ignored` must be a list, got 'a*'"),
-        ({"ignored": [{"a": 1}]}, "`ignored` must list patterns of names, got {'a': 1}"),
         ({"extends": "marian"}, "`extends` must be nn_transformer, got 'marian'"),
         ({"constants": {"d_modle": 3}}, "`d_modle` is no field of VanillaTransformerConfig; did"),
-        ({"constants": {7: 3}}, "`7` is no field of VanillaTransformerConfig"),
         ({"tensors": {"a.{i": "b"}}, "'a.{i' must be the name of a tensor, with pairs of braces"),
-        ({"tensors": {"a": None}}, "None must be the name of a tensor"),
     ],
 )
 def test_mapping_that_is_none_is_refused(mapping, sections, message):
@@ -287,8 +273,7 @@ def test_prefix_needs_what_it_is_added_to(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a: [", "\0", "text", "", "- a", b"\xff\xfe", pytest.param(3000 * "[", id="nested")],
+    "text", ["a: [", "\0", "", b"\xff\xfe", pytest.param(3000 * "[", id="nested")]
 )
 def test_text_that_is_no_mapping_is_refused(tmp_path, text):
     file = tmp_path / "map.yaml"
@@ -296,17 +281,6 @@ def test_text_that_is_no_mapping_is_refused(tmp_path, text):
 
     with pytest.raises(ValueError, match=r"map.yaml must be (YAML|a mapping)"):
         Declaration.of_mapping(file)
-
-
-def test_command_refuses_a_mapping_that_is_none(weights, mapping, tmp_path, capsys):
-    file = str(mapping(**with_constants(d_modle=3)))
-
-    with pytest.raises(SystemExit) as ended:
-        main(["import", "--mapping", file, str(weights), str(tmp_path / "ours")])
-
-    assert ended.value.code == 2
-    assert "`d_modle` is no field of VanillaTransformerConfig; did you" in capsys.readouterr().err
-    assert not (tmp_path / "ours").exists()
 
 
 def test_weights_that_are_not_finite_are_refused(translator, mapping, tmp_path):
@@ -332,14 +306,11 @@ def test_quantised_weights_are_refused(translator, mapping, tmp_path):
     [
         (["--tokenizer", "words"], "--tokenizer needs --mapping, .* got 'words'. Leave it out"),
         (["--mapping", "none.yaml"], "--mapping: there is no file 'none.yaml'"),
+        (["--min_count", "2"], "--min_count needs --keep_vocabulary, got only 2"),
     ],
 )
-def test_command_refuses_options_that_do_not_fit(tmp_path, capsys, options, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["import", *options, str(tmp_path), str(tmp_path / "ours")])
-
-    assert ended.value.code == 2
-    assert re.search(message, capsys.readouterr().err)
+def test_command_refuses_options_that_do_not_fit(tmp_path, refused, options, message):
+    assert re.search(message, refused("import", *options, tmp_path, tmp_path / "ours"))
 
 
 def test_value_of_another_type_is_refused(weights, mapping):

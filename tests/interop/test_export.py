@@ -27,7 +27,6 @@ from vanilla_transformer_tools.translation import ctranslate2_conversion as load
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import build_variant
-from ..support.full_disk import small_files
 from ..support.pretrained import fsmt_tokenizer
 from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch
@@ -78,18 +77,14 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+OF_TOKENIZERS = {"tokenizer.json", "tokenizer_config.json"}
+OF_EVERY_EXPORT = {"config.json", "generation_config.json", "run.json", *OF_TOKENIZERS}
+
+
 def test_ctranslate2_folder_is_complete(exported):
     agreement, folder = exported
 
-    assert files(folder) == {
-        "model.bin",
-        "config.json",
-        "shared_vocabulary.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "run.json",
-    }
+    assert files(folder) == OF_EVERY_EXPORT | {"model.bin", "shared_vocabulary.json"}
     assert agreement.lines == agreement.identical == 100
     assert 0 < agreement.gap < 1e-4
     assert files(folder.parent) == {"out"}
@@ -119,7 +114,7 @@ def test_reduced_weights_are_compared_too_on_the_lines_that_are_given(
     assert agreement.gap > 1e-4
 
 
-@pytest.mark.parametrize("longest", [2, 8, 40])
+@pytest.mark.parametrize("longest", [2, 40])
 def test_export_with_a_short_table_of_positions_is_compared(source, tmp_path, longest):
     model = build_variant(position_embedding_type="learned", max_position_embeddings=longest)
     model.save_pretrained(source)
@@ -163,19 +158,8 @@ def test_onnx_folder_is_complete(tmp_path):
 
     agreement = export_model(source, tmp_path / "out", "onnx")
 
-    assert files(tmp_path / "out") == {
-        "onnx",
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "target_tokenizer",
-        "generation_config.json",
-        "run.json",
-    }
-    assert files(tmp_path / "out" / "target_tokenizer") == {
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    assert files(tmp_path / "out") == OF_EVERY_EXPORT | {"onnx", "target_tokenizer"}
+    assert files(tmp_path / "out" / "target_tokenizer") == OF_TOKENIZERS
     assert files(tmp_path / "out" / "onnx") == {"encoder_model.onnx", "decoder_model_merged.onnx"}
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "marian"
     assert agreement.lines == agreement.identical == 100
@@ -310,12 +294,6 @@ def test_other_greedy_translation_is_noticed(tiny_model):
     assert _compare_logits(TorchEngine(tiny_model), reader, draw_rows(5, 9)).identical == 4
 
 
-def test_bfloat16_model_is_compared_in_float32(source, tmp_path):
-    load_model(source).bfloat16().save_pretrained(source)
-
-    assert export(source, tmp_path / "out").gap < 1e-4
-
-
 @pytest.mark.parametrize(
     ("identical", "gap", "is_kept"),
     [
@@ -421,16 +399,6 @@ def test_export_that_was_killed_between_two_renames_gives_the_earlier_one_back(
     assert files(tmp_path) == {"model", "out"}
 
 
-def test_later_export_is_kept_though_an_earlier_one_was_killed(source, out, tmp_path):
-    (tmp_path / f".out.new-{'0' * 16}" / "old").mkdir(parents=True)
-
-    with pytest.raises(FileExistsError, match="or --force to replace"):
-        export(source, out)
-
-    assert "model.bin" in files(out)
-    assert files(tmp_path) == {"model", "out"}
-
-
 @pytest.mark.parametrize("fault", ["Input/output error", "must translate at least"])
 def test_earlier_export_stays_when_the_new_one_fails_or_cannot_take_its_place(
     source, out, tmp_path, monkeypatch, fault
@@ -453,16 +421,6 @@ def test_earlier_export_stays_when_the_new_one_fails_or_cannot_take_its_place(
 
     assert (out / "model.bin").read_bytes() == before
     assert files(tmp_path) == {"model", "out"}
-
-
-def test_full_disk_is_told_and_leaves_nothing(source, tmp_path):
-    with (
-        small_files(20_000),
-        pytest.raises(OSError, match=f"no room for the export 'out' in '{tmp_path}', which has"),
-    ):
-        export(source, tmp_path / "out")
-
-    assert files(tmp_path) == {"model"}
 
 
 def test_earlier_export_is_replaced_on_request(source, out, tmp_path):
@@ -493,30 +451,22 @@ def test_command_exports_and_reports_the_agreement(source, tmp_path, write, caps
             "must be float32 or int8 with --format onnx",
         ),
         (["--format", "marian", "--quantization", "int8"], "must be float32 with --format marian"),
-        (["--quantisation", "int8"], "did you mean --quantization?"),
         (["--sample", "missing.txt"], "missing.txt"),
     ],
 )
-def test_command_tells_a_mistake(source, tmp_path, capsys, argv, message):
-    with pytest.raises(SystemExit) as error:
-        main(["export", *argv, source, str(tmp_path / "out")])
-
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
+def test_command_tells_a_mistake(source, tmp_path, refused, argv, message):
+    assert message in refused("export", *argv, source, tmp_path / "out")
     assert files(tmp_path) == {"model"}
 
 
 @pytest.mark.parametrize("name", ["ctranslate2", "onnx"])
-def test_searches_that_only_torch_does_are_refused(source, tmp_path, capsys, name):
+def test_searches_that_only_torch_does_are_refused(source, tmp_path, refused, name):
     file = Path(source) / "generation_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"no_repeat_ngram_size": 3, "min_length": 4}))
 
-    with pytest.raises(SystemExit) as error:
-        main(["export", "--format", name, source, str(tmp_path / "out")])
+    told = refused("export", "--format", name, source, tmp_path / "out")
 
-    assert error.value.code == 2
-    told = capsys.readouterr().err
     assert "min_length=4" in told
     assert "no_repeat_ngram_size=3" in told
     assert files(tmp_path) == {"model"}
@@ -539,36 +489,12 @@ def test_export_whose_search_only_torch_does_is_refused(source, tmp_path, name, 
         load(str(tmp_path / "out"))
 
 
-def test_command_names_the_cure_for_a_missing_package(source, tmp_path, capsys, monkeypatch):
+def test_command_names_the_cure_for_a_missing_package(source, tmp_path, refused, monkeypatch):
     monkeypatch.delitem(sys.modules, "vanilla_transformer_tools.translation.ctranslate2_conversion")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ctranslate2"]:
         monkeypatch.setitem(sys.modules, name, None)
 
-    with pytest.raises(SystemExit):
-        main(["export", source, str(tmp_path / "out")])
-
-    assert "pip install -e '.[export]'" in capsys.readouterr().err
-
-
-def test_tokenizer_that_is_missing_leaves_no_output(source, tmp_path):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (Path(source) / name).unlink()
-
-    with pytest.raises((ValueError, OSError)):
-        export(source, tmp_path / "out")
-
-    assert files(tmp_path) == {"model"}
-
-
-def test_record_of_the_run_may_be_missing(source, tmp_path):
-    (Path(source) / "run.json").unlink()
-
-    export(source, tmp_path / "out")
-
-    assert json.loads((tmp_path / "out" / "run.json").read_text("utf-8")).keys() == {
-        "files",
-        "exported",
-    }
+    assert "pip install -e '.[export]'" in refused("export", source, tmp_path / "out")
 
 
 def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
@@ -577,17 +503,8 @@ def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
     agreement = export_model(source, tmp_path / "out")
 
     assert agreement.lines == agreement.identical == 100
-    assert files(tmp_path / "out") == {
-        "model.bin",
-        "config.json",
-        "source_vocabulary.json",
-        "target_vocabulary.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "target_tokenizer",
-        "generation_config.json",
-        "run.json",
-    }
+    vocabularies = {"source_vocabulary.json", "target_vocabulary.json", "target_tokenizer"}
+    assert files(tmp_path / "out") == OF_EVERY_EXPORT | vocabularies | {"model.bin"}
     pair = TokenizerPair.from_pretrained(source)
     for side, tokenizer in (("source", pair.source), ("target", pair.target)):
         tokens = json.loads((tmp_path / "out" / f"{side}_vocabulary.json").read_text("utf-8"))

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop.fairseq import (
     find_fairseq_file,
     read_checkpoint,
@@ -290,6 +289,8 @@ def test_logits_are_those_of_fairseq(folder, tmp_path, batch, changes, form):
     assert model.dtype == torch.float64
     assert expected.abs().max() > 0.5
     torch.testing.assert_close(logits_of(model, *batch), expected, rtol=0, atol=1e-9)
+    pair = TokenizerPair.from_pretrained(str(tmp_path / "ours"))
+    assert pair.is_joint == changes.get("share_all_embeddings", False)
 
 
 NUMBERS_OF_NORMS = {
@@ -336,9 +337,8 @@ def test_gradients_are_those_of_fairseq(folder, batch, changes):
         torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-9)
 
 
-@each_variant
-def test_greedy_search_finds_the_tokens_of_fairseq(folder, tmp_path, batch, changes):
-    fairseq, sources = checkpoint(folder, **changes), batch[0][:1]
+def test_greedy_search_finds_the_tokens_of_fairseq(folder, tmp_path, batch):
+    fairseq, sources = checkpoint(folder), batch[0][:1]
     import_model(str(folder), tmp_path / "ours")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours", dtype="auto")
 
@@ -361,14 +361,6 @@ def test_folder_has_a_tokenizer_for_each_side(folder, tmp_path):
     assert [len(pair.source), len(pair.target)] == [SOURCE_WORDS, TARGET_WORDS]
     assert pair.source("dict.de0 dict.en0")["input_ids"] == [4, 3, END]
     assert pair.target("dict.de0 dict.en0")["input_ids"] == [3, 4, END]
-
-
-def test_folder_with_one_table_has_one_tokenizer(folder, tmp_path):
-    checkpoint(folder, share_all_embeddings=True)
-
-    import_model(str(folder), tmp_path / "ours")
-
-    assert TokenizerPair.from_pretrained(str(tmp_path / "ours")).is_joint
 
 
 def test_dictionary_is_read_as_fairseq_does(tmp_path):
@@ -402,19 +394,9 @@ def test_dictionary_may_overwrite_and_count_below_zero(tmp_path):
     assert tokenizer.unk_token_id == 3
 
 
-def test_blanks_are_those_of_python(tmp_path):
-    (tmp_path / "dict.de.txt").write_text("a 9\n")
-    tokenizer = read_dictionary(tmp_path / "dict.de.txt")
-    blanks = [chr(code) for code in range(0x11000) if chr(code).isspace()]
-
-    assert len(blanks) > 20
-    for blank in blanks:
-        assert tokenizer(f"a{blank}a")["input_ids"] == [4, 4, END], hex(ord(blank))
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("ein\n", 1), ("ein x\n", 1), ("ein 9\nein 8\n", 2), ("ein -\n", 1), ("<unk> 9\n", 1)],
+    [("ein\n", 1), ("ein x\n", 1), ("ein 9\nein 8\n", 2)],
 )
 def test_dictionary_of_another_form_is_refused(tmp_path, text, line):
     (tmp_path / "dict.de.txt").write_text(text)
@@ -466,20 +448,10 @@ def test_tensors_that_contradict_the_settings_are_named(folder, damage, fault):
     assert fault in "\n".join(plan_import(str(folder)).tensors.faults)
 
 
-class RunsCode:
-    def __reduce__(self):
-        return print, ("This must never be printed.",)
-
-
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
         (lambda file, content: torch.save([content], file), "must be a checkpoint of fairseq"),
-        (lambda file, _: file.write_bytes(file.read_bytes()[:-999]), "are damaged"),
-        (
-            lambda file, content: torch.save(content | {"hook": RunsCode()}, file),
-            "whose loading may run code, such as print. If you trust their source, convert them",
-        ),
         (
             lambda file, content: torch.save(
                 content | {"model": content["model"] | {"x": torch.ones(2)}}, file
@@ -488,40 +460,23 @@ class RunsCode:
         ),
     ],
 )
-def test_command_refuses_a_bad_checkpoint(folder, tmp_path, capsys, harm, message):
+def test_command_refuses_a_bad_checkpoint(folder, tmp_path, refused, harm, message):
     checkpoint(folder)
     file = folder / "checkpoint_best.pt"
     harm(file, torch.load(file, weights_only=False))
 
-    with pytest.raises(SystemExit) as ended:
-        main(["import", str(file), str(tmp_path / "ours")])
-
-    printed = capsys.readouterr()
-    assert ended.value.code == 2
-    assert re.search(message, printed.err)
-    assert "never" not in printed.out
+    assert re.search(message, refused("import", file, tmp_path / "ours"))
     assert [path.name for path in tmp_path.iterdir()] == ["fairseq"]
 
 
-def test_tied_tensors_that_differ_are_refused(folder, tmp_path):
-    name = "decoder.output_projection.weight"
-    checkpoint(
-        folder,
-        damage=lambda state: state.update({name: state[name] + 1}),
-        share_decoder_input_output_embed=True,
-    )
+def test_tied_tensor_that_differs_is_refused_and_may_be_missing(folder, tmp_path):
+    name, tied = "decoder.output_projection.weight", {"share_decoder_input_output_embed": True}
+    checkpoint(folder, damage=lambda state: state.update({name: state[name] + 1}), **tied)
 
     with pytest.raises(ValueError, match=f"{name} must equal decoder.embed_tokens.weight"):
         import_model(str(folder), tmp_path / "ours")
 
-
-def test_projection_that_is_tied_may_be_missing(folder, tmp_path):
-    checkpoint(
-        folder,
-        damage=lambda state: state.pop("decoder.output_projection.weight"),
-        share_decoder_input_output_embed=True,
-    )
-
+    checkpoint(folder, damage=lambda state: state.pop(name), **tied)
     import_model(str(folder), tmp_path / "ours")
 
 
@@ -554,27 +509,18 @@ def test_weights_alone_are_no_checkpoint_of_fairseq(tmp_path):
         read_checkpoint(tmp_path / "weights.pt")
 
 
-def test_best_checkpoint_of_a_folder_is_found(folder):
-    for name in ("checkpoint1.pt", "checkpoint_last.pt", "checkpoint_best.pt"):
-        (folder / name).touch()
-
-    assert find_fairseq_file(folder).name == "checkpoint_best.pt"
-
-
-def test_several_checkpoints_must_be_told_apart(folder):
+def test_best_checkpoint_of_a_folder_is_found_and_others_must_be_told_apart(folder):
     for name in ("model1.pt", "model2.pt"):
         (folder / name).touch()
-
-    with pytest.raises(
-        ValueError, match=r"one checkpoint, got model1.pt, model2.pt. Name the file"
-    ):
+    with pytest.raises(ValueError, match=r"one checkpoint, got model1.pt, model2.pt. Name the fil"):
         find_fairseq_file(folder)
 
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        (folder / name).touch()
+    assert find_fairseq_file(folder).name == "checkpoint_best.pt"
 
-def test_folder_of_transformers_is_none_of_fairseq(folder):
-    (folder / "training.pt").touch()
+    # One of Transformers.
     (folder / "config.json").touch()
-
     assert find_fairseq_file(folder) is None
 
 

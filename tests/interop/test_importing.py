@@ -27,8 +27,6 @@ from transformers import (
     PegasusForConditionalGeneration,
     PLBartConfig,
     PLBartForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 from transformers.models.fsmt import modeling_fsmt
 
@@ -210,22 +208,21 @@ def test_gradients_are_those_of_the_source(source, batch):
 
 
 @each_source
-@pytest.mark.parametrize("search", [{"num_beams": 1}, {"num_beams": 4, "length_penalty": 0.6}])
-def test_searches_find_the_same_tokens(source, batch, search):
+def test_searches_find_the_same_tokens(source, batch):
     model = convert(source)
     if not FSMT_COUNTS_STEPS and isinstance(source, FSMTForConditionalGeneration):
         pytest.skip("in this release of Transformers, FSMT's cached steps all read one position")
     # In Transformers 5.17, beam search takes this size for the target's.
     source.config.vocab_size = model.config.target_vocab_size
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    settings = {**inputs, **search, "max_new_tokens": 12}
+    settings = {**inputs, "num_beams": 4, "length_penalty": 0.6, "max_new_tokens": 12}
 
     expected, actual = (one.generate(**settings).tolist() for one in (source, model))
 
     assert actual == expected
 
 
-@each_source
+@pytest.mark.parametrize("source", ["marian", "bart"], indirect=True)
 def test_generation_settings_come_along_and_are_not_shared(source):
     source.generation_config.forced_eos_token_id = source.config.eos_token_id
     source.generation_config.num_beams = 3
@@ -238,7 +235,7 @@ def test_generation_settings_come_along_and_are_not_shared(source):
     assert model.generation_config.decoder_start_token_id == source.config.decoder_start_token_id
 
 
-@each_source
+@pytest.mark.parametrize("source", ["marian_two_tables", "fsmt"], indirect=True)
 def test_weights_are_copies(source):
     before = copy.deepcopy(source.state_dict())
     model = convert(source)
@@ -250,7 +247,7 @@ def test_weights_are_copies(source):
     assert all(torch.equal(value, before[name]) for name, value in source.state_dict().items())
 
 
-@each_source
+@pytest.mark.parametrize("source", ["marian", "bart"], indirect=True)
 @pytest.mark.parametrize(
     ("names", "wrong_names"),
     [
@@ -276,7 +273,7 @@ def test_defect_in_a_rule_is_noticed(source, monkeypatch, names, wrong_names):
         compare_logits(source, convert(source)).check()
 
 
-@pytest.mark.parametrize("source", ["m2m_100", "marian", "pegasus", "fsmt"], indirect=True)
+@pytest.mark.parametrize("source", ["m2m_100", "pegasus"], indirect=True)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -319,13 +316,6 @@ def test_tensor_that_no_rule_uses_is_refused(source):
 
     with pytest.raises(ValueError, match=r"extra \[3\] is used by no rule"):
         convert(source)
-
-
-def test_class_that_is_not_known_is_refused():
-    config = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=9)
-
-    with pytest.raises(ValueError, match=r"one of bart, blenderbot, .*, got 't5'"):
-        convert(T5ForConditionalGeneration(config))
 
 
 @pytest.fixture
@@ -373,26 +363,19 @@ def test_imported_folder_loads_and_generates_like_its_source(saved, tmp_path):
         (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
         (lambda folder: name_shards(folder, "a.safetensors"), "got no a.safetensors. Copy the mo"),
         (lambda folder: (folder / "config.json").write_text("{"), "must hold a JSON object"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "are damaged"),
         (lambda folder: change(folder, decoder_layers=4), "missing"),
-        (lambda folder: change(folder, decoder_ffn_dim=40), "another shape"),
         (lambda folder: change(folder, model_type="t5"), "got 't5'"),
-        (lambda folder: change(folder, model_type="nonsense"), "got 'nonsense'"),
         (lambda folder: change(folder, activation_function="magic"), "got 'magic'"),
-        (lambda folder: change(folder, encoder_attention_heads=5), "multiple of .*, got 24 and 5"),
-        (lambda folder: change(folder, scale_embedding="yes"), "expected bool"),
         (lambda folder: change(folder, decoder_start_token_id=None), "decoder_start_token_id"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer that can be"),
     ],
 )
-def test_damaged_source_is_refused_and_leaves_no_folder(saved, tmp_path, capsys, damage, message):
+def test_damaged_source_is_refused_and_leaves_no_folder(saved, tmp_path, refused, damage, message):
     damage(saved)
 
-    with pytest.raises(SystemExit) as ended:
-        main(["import", str(saved), str(tmp_path / "ours")])
+    told = refused("import", saved, tmp_path / "ours")
 
-    assert ended.value.code == 2
-    assert re.search(rf"^vanilla-transformer: .*{message}", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(rf"^vanilla-transformer: .*{message}", told, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
 
 
@@ -501,18 +484,6 @@ def test_several_ends_come_in(saved, tmp_path):
     assert Translator.from_pretrained(str(tmp_path / "ours")).tokenizer.eos_token_id == 2
 
 
-def test_package_that_a_tokenizer_lacks_is_named_in_one_line(saved, tmp_path, capsys, monkeypatch):
-    def fail(*_):
-        raise ImportError("It needs sentencepiece.\nInstall it.")
-
-    monkeypatch.setattr(importing, "load_tokenizer", fail)
-    with pytest.raises(SystemExit) as ended:
-        main(["import", str(saved), str(tmp_path / "ours")])
-
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == ("vanilla-transformer: It needs sentencepiece. Install it.\n")
-
-
 def test_command_imports_and_says_how_well(saved, tmp_path, capsys):
     main(["import", str(saved), str(tmp_path / "ours")])
 
@@ -528,18 +499,3 @@ def test_dry_run_lists_the_tensors_and_writes_nothing(saved, tmp_path, capsys):
     parts = " + ".join(f"{attention}.{name}_proj.bias" for name in "qkv")
     assert f"{attention}.qkv_proj.bias <- {parts}" in lines
     assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("./nothing", "there is no folder './nothing'"),
-        ("nothing", "There is no folder 'nothing', and"),
-    ],
-)
-def test_command_refuses_a_source_that_is_none(tmp_path, capsys, source, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["import", source, str(tmp_path / "ours")])
-
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err

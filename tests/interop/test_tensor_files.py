@@ -3,8 +3,6 @@
 import argparse
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -125,21 +123,14 @@ def test_objects_that_could_run_code_are_refused(tmp_path, capsys, content, exam
         ("w.pt", lambda one, file: torch.save(one, file, _use_new_zipfile_serialization=False)),
     ],
 )
-@pytest.mark.parametrize("kept", [0, 9, -30])
+@pytest.mark.parametrize("kept", [0, -30])
 def test_cut_file_is_refused(tmp_path, name, save, kept):
     save(TENSORS, tmp_path / name)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:kept])
 
-    with pytest.raises(ValueError, match=rf"{name}' are damaged, or no file of tensors: .*Copy"):
+    with pytest.raises(ValueError, match=rf"{name}' are damaged, or no file of tensors") as refused:
         read_tensors(tmp_path / name)
-
-
-def test_text_is_refused_without_advice_to_load_it_unchecked(tmp_path):
-    (tmp_path / "w.pt").write_text("xyz" * 99)
-
-    with pytest.raises(ValueError, match=r"are damaged, or no file of tensors") as refused:
-        read_tensors(tmp_path / "w.pt")
-
+    assert "Copy" in str(refused.value)
     assert "weights_only" not in str(refused.value)
 
 
@@ -179,6 +170,6 @@ def test_advice_for_an_archive_of_arrays_converts_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     command = str(caught.value).partition('python -c "')[2].removesuffix('"')
-    subprocess.run([sys.executable, "-c", command], check=True)
+    exec(command, {})
 
     assert torch.equal(read_tensors(tmp_path / "w.safetensors")["w"], torch.ones(2))

@@ -110,21 +110,6 @@ def test_program_translates_a_file(client, page, tmp_path):
     assert Path(made).read_text() == expected + "\n"
 
 
-def test_program_learns_of_its_mistake(client):
-    with pytest.raises(Exception, match="no setting 'beam'"):
-        client.predict("ja", "one", {"beam": 3}, api_name="/translate")
-
-
-def test_file_that_is_not_text_is_named_without_its_folder(client, tmp_path):
-    from gradio_client import handle_file
-
-    path = tmp_path / "picture.txt"
-    path.write_bytes(b"\x89PNG\xff")
-
-    with pytest.raises(Exception, match=r"^'picture.txt' must be UTF-8"):
-        client.predict(handle_file(path), "", {}, api_name="/translate_file")
-
-
 def test_files_of_the_server_are_not_for_programs(address, tmp_path):
     path = tmp_path / "secret.txt"
     path.write_text("secret\n")

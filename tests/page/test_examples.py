@@ -44,13 +44,6 @@ def test_examples_of_the_card_come_first(folder):
     assert find_examples(str(folder)) == ["guten tag", "3", "<b>"]
 
 
-def test_card_that_is_not_utf8_has_its_examples(folder):
-    card = "---\nwidget:\n- text: guten tag\n---\n\n# Für alle\n"
-    (folder / "README.md").write_bytes(card.encode("latin-1"))
-
-    assert find_examples(str(folder)) == ["guten tag"]
-
-
 @pytest.mark.parametrize("metadata", ["license: mit\n", "widget: yes\n", "a: [\n", ""])
 def test_card_without_examples_is_passed_over(folder, metadata):
     write_card(folder, metadata)

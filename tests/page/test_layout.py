@@ -31,10 +31,7 @@ def test_table_and_tokens_have_all_numbers_line_by_line():
 
     numbered = apps._with_words({"lines": [{"source": " "}, line]})
 
-    assert apps._rows(numbered) == [
-        ["2", "1", "-0.500", "A"],
-        ["2", "2", "-1.250", "B (cut off)"],
-    ]
+    assert apps._rows(numbered) == [["2", "1", "-0.500", "A"], ["2", "2", "-1.250", "B (cut off)"]]
     assert apps._tokens([line]) == [("a", "50%"), ("b", "4%"), ("\n", None)]
 
 

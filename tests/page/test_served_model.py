@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.interop.importing import import_model
@@ -178,13 +177,3 @@ def test_model_between_languages_begins_with_two_of_them(tmp_path, name, source,
     chosen = model._translator(Choices(source_language=sources[1]), False)
     assert chosen.tokenizer.src_lang == sources[1]
     assert chosen.tokenizer.tgt_lang == target
-
-
-def test_page_begins_with_the_languages_that_a_model_was_tuned_for(tmp_path):
-    import_model(str(save_pretrained_model("nllb", tmp_path / "source")), tmp_path / "model")
-    saved = {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
-    AutoTokenizer.from_pretrained(tmp_path / "model", **saved).save_pretrained(tmp_path / "model")
-
-    model = ServedModel.load(str(tmp_path / "model"))
-
-    assert [*model.begins_with.values()] == ["eng_Latn", "fra_Latn"]

@@ -6,9 +6,7 @@ import random
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .test_tokenization import CORPUS, KINDS, random_strings
 
@@ -67,19 +65,6 @@ def test_text_with_added_tokens_comes_back(kind, pretokenized, tags, tmp_path):
         assert len(loaded) == len(tokenizer)
 
 
-def test_characters_with_added_tokens_come_back(tmp_path):
-    tokenizer = VanillaTransformerTokenizer.train([*CORPUS, *OWN], kind="char")
-    add(tokenizer)
-    rng = random.Random(1)
-    parts = [*OWN, *"Ein Hund "]
-    texts = ["".join(rng.choices(parts, k=9)) for _ in range(300)]
-    ids = tokenizer(texts, add_special_tokens=False).input_ids
-
-    for loaded in saved_and_loaded(tokenizer, tmp_path):
-        assert loaded(texts, add_special_tokens=False).input_ids == ids
-        assert decoded(loaded, ids) == texts
-
-
 def test_words_that_are_added_come_back_and_are_found_between_blanks(tmp_path):
     tokenizer = train("word", target_languages=["de"])
     with pytest.raises(ValueError, match="a word without blanks, got 'New York'"):
@@ -117,17 +102,6 @@ def test_blank_after_an_added_token_counts():
 
     assert tokenizer.tokenize("<ph>Hund") != tokenizer.tokenize("<ph> Hund")
     assert tokenizer.tokenize("<ph> Hund")[1:] == tokenizer.tokenize("Hund")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_of_other_text_stay_when_tokens_are_added(kind):
-    tokenizer = train(kind)
-    before = tokenizer(CORPUS).input_ids
-
-    tokenizer.add_special_tokens({"sep_token": "<sep>"})
-    tokenizer.add_tokens(["<ph>"])
-
-    assert tokenizer(CORPUS).input_ids == before
 
 
 @pytest.mark.parametrize(("form", "token"), [(None, " x"), ("NFKC", "①"), (None, "a\u200bb")])

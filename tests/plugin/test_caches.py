@@ -64,9 +64,10 @@ def decode(
 
 
 @both_attentions
-@depths
+@pytest.mark.parametrize(
+    ("depths", "chunks"), [((1, 3), (1, 1, 1, 1, 1)), ((3, 1), (2, 3))], ids=str
+)
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3)], ids=str)
 @pytest.mark.parametrize("left_padding", [0, 2])
 def test_decoding_in_chunks_equals_decoding_at_once(
     batch, attention, depths, kind, chunks, left_padding
@@ -89,42 +90,12 @@ def test_decoding_in_chunks_equals_decoding_at_once(
     torch.testing.assert_close(torch.cat(pieces, dim=1)[is_real], expected[is_real])
 
 
-def test_model_starts_a_dynamic_cache_of_its_own(tiny_model, batch):
-    source, target = source_of(batch), batch["decoder_input_ids"]
-    expected = tiny_model(**source, decoder_input_ids=target).logits
-
-    start = tiny_model(**source, decoder_input_ids=target[:, :2], use_cache=True)
-    rest = decode(tiny_model, source, target[:, 2:], start.past_key_values)
-
-    torch.testing.assert_close(rest, expected[:, 2:])
-
-
 def test_step_with_labels_fills_no_cache(tiny_model, batch):
     with_labels = tiny_model(**batch)
     without = tiny_model(**without_labels(batch))
 
     assert with_labels.past_key_values is None
     assert without.past_key_values.get_seq_length() == batch["labels"].shape[1]
-
-
-@depths
-@both_widths
-def test_generation_is_the_same_without_cache(batch, depths, num_beams):
-    cached, uncached = (
-        build_model(depths).generate(
-            **source_of(batch),
-            num_beams=num_beams,
-            num_return_sequences=num_beams,
-            max_new_tokens=9,
-            use_cache=use_cache,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        for use_cache in (True, False)
-    )
-
-    assert cached.sequences.tolist() == uncached.sequences.tolist()
-    torch.testing.assert_close(cached.scores, uncached.scores)
 
 
 @depths
@@ -286,19 +257,3 @@ def test_generation_compiles_each_step_as_one_graph_and_once(tiny_model, batch, 
         # The first step, which fills the cache, is not compiled.
         assert backend.runs - runs == ids.shape[1] - 2
     assert backend.graphs == 1
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_generation_is_the_same_when_inductor_compiles_it(tiny_model, batch):
-    expected = tiny_model.generate(**source_of(batch), max_new_tokens=9)
-
-    actual = tiny_model.generate(
-        **source_of(batch),
-        max_new_tokens=9,
-        cache_implementation="static",
-        compile_config=compile_everywhere(backend="inductor"),
-    )
-
-    assert actual.tolist() == expected.tolist()
-    assert torch._dynamo.utils.counters["inductor"]

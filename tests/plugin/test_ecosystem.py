@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.export import Dim
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
@@ -142,17 +141,6 @@ def test_adapters_of_a_shared_table_by_the_names_of_stacks_are_warned_of(
     assert "Name the table `shared` instead" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore:.*no longer tied:UserWarning")
-def test_model_with_merged_tokens_of_two_tables_is_loaded_as_saved(batch, tmp_path):
-    model = get_peft_model(build_variant(**TWO_TABLES), SINGLE_TOKENS["list"])
-    merged = model.merge_and_unload().eval()
-
-    merged.save_pretrained(tmp_path)
-
-    loaded = Model.from_pretrained(tmp_path)
-    torch.testing.assert_close(loaded(**batch).loss, merged(**batch).loss)
-
-
 def test_linear_maps_are_those_that_quantisers_replace(tiny_model):
     linears = [module for module in tiny_model.modules() if isinstance(module, nn.Linear)]
 
@@ -186,30 +174,6 @@ def test_weights_with_products_of_their_own_are_called(batch, tied):
     assert model.model.shared.weight.grad.any()
 
 
-class LogitsOf(nn.Module):
-    """The model as `torch.jit.trace` wants one: tensors in, a tensor out."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        logits: Tensor = self.model(*inputs, use_cache=False, return_dict=False)[0]
-        return logits
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit:DeprecationWarning")
-def test_traced_model_gives_the_same_logits_for_other_shapes(tiny_model):
-    source, target = torch.tensor([[5, 6, 7, 2]] * 2), torch.tensor([[1, 8, 9]] * 2)
-    inputs = (source, torch.ones_like(source), target)
-    others = (source[:1, :3], torch.tensor([[1, 1, 0]]), target[:1, :2])
-
-    traced = torch.jit.trace(LogitsOf(tiny_model), inputs)
-
-    for given in (inputs, others):
-        torch.testing.assert_close(traced(*given), tiny_model(*given).logits)
-
-
 def with_lora(model: nn.Module, **changes: Any) -> PeftModel:
     """Adapters that change the outputs at once: by default they start as zero."""
     torch.manual_seed(0)
@@ -221,24 +185,12 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def test_adapters_sit_on_every_projection(tiny_model):
-    peft_model = with_lora(tiny_model)
-
-    adapted = {name for name, module in peft_model.named_modules() if hasattr(module, "lora_A")}
-    # Two encoder layers and three decoder layers.
-    assert len(adapted) == 2 * 4 + 3 * 7
-
-
 # PEFT warns that it will not merge into a tied projection; this test does not merge.
 @pytest.mark.filterwarnings("ignore:.*tied:UserWarning", "ignore:.*tie_word_embeddings:UserWarning")
 @both_ties
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"target_modules": [*PROJECTIONS, "lm_head"]},
-        {"modules_to_save": ["lm_head"]},
-    ],
+    [{}, {"target_modules": [*PROJECTIONS, "lm_head"]}, {"modules_to_save": ["lm_head"]}],
     ids=["projections", "lora_on_lm_head", "lm_head_of_its_own"],
 )
 def test_loss_and_gradients_of_adapters_are_those_of_the_logits(batch, monkeypatch, tied, changes):
@@ -280,17 +232,6 @@ def test_merged_adapters_give_the_same_logits_and_generate_alike(tiny_model, bat
         torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
     assert type(unloaded) is Model
     assert torch.equal(unloaded.generate(**source_of(batch), **search), generated)
-
-
-def test_saved_adapters_load_onto_a_saved_model(tiny_model, batch, tmp_path):
-    tiny_model.save_pretrained(tmp_path / "model")
-    peft_model = with_lora(tiny_model)
-    peft_model.save_pretrained(tmp_path / "adapters")
-
-    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
-    loaded = PeftModel.from_pretrained(base, tmp_path / "adapters")
-
-    assert torch.equal(loaded(**batch).logits, peft_model(**batch).logits)
 
 
 def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
@@ -392,21 +333,6 @@ def test_weights_on_disk_give_the_same_results(batch, tmp_path, tied, bytes_in_m
         offloaded.generate(**source_of(batch), **settings),
         model.generate(**source_of(batch), **settings),
     )
-
-
-def test_table_that_no_file_holds_is_drawn_anew(tiny_model, tmp_path):
-    tiny_model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["model.shared.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-
-    loaded, info = Model.from_pretrained(tmp_path, output_loading_info=True)
-
-    assert "model.shared.weight" in info["missing_keys"]
-    table = loaded.model.shared.weight
-    # The padding id's row starts at zero, all others are random.
-    assert table[1:].all()
-    assert not table[0].any()
 
 
 class TeacherForced(nn.Module):

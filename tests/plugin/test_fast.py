@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(vanilla_transformer.__file__).parent
 # Oracle, grid and contracts, but for what is about chunks of logits and compared with neighbours.
 TEXTBOOK = ["tests/plugin/test_parity.py", "tests/plugin/test_variant_grid.py"]
-NOT_OF_A_TEXTBOOK = "not several_chunks and not in_threes"
+NOT_OF_A_TEXTBOOK = "not several_chunks"
 
 
 @pytest.fixture

@@ -20,11 +20,6 @@ def wide_layer() -> torch.nn.Linear:
     return torch.nn.Linear(512, 1024).requires_grad_(False)
 
 
-def layout_of(layer: torch.nn.Linear, layouts: WeightLayouts) -> fast_layers.WeightForFewRows:
-    """The object whose `linear` is the layer's map."""
-    return layouts.linear(layer).func.__self__
-
-
 @pytest.mark.parametrize("rows", [1, 2, 8, 9])
 def test_weight_laid_out_for_few_rows_is_the_same_map(wide_layer, rows):
     x = torch.randn(rows, 512)
@@ -75,12 +70,6 @@ def test_weight_is_laid_out_anew_when_it_changes(wide_layer, rows, change):
     change(wide_layer)
 
     torch.testing.assert_close(layouts.linear(wide_layer)(x), wide_layer(x))
-
-
-def test_weight_is_laid_out_once(wide_layer):
-    layouts = WeightLayouts()
-
-    assert layout_of(wide_layer, layouts) is layout_of(wide_layer, layouts)
 
 
 @pytest.fixture

@@ -49,17 +49,6 @@ def test_retained_graph_gives_the_gradients_again(projection):
         torch.testing.assert_close(other, one * 1.5, rtol=1e-12, atol=0)
 
 
-def test_retained_graph_accumulates_gradients(projection):
-    loss, inputs = loss_of(projection)
-    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
-
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-    for one, gradient in zip(inputs, expected, strict=True):
-        torch.testing.assert_close(one.grad, 2 * gradient, rtol=1e-12, atol=0)
-
-
 def test_second_backward_pass_needs_a_retained_graph(projection):
     loss, _ = loss_of(projection)
     loss.backward()
@@ -128,45 +117,32 @@ def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
         torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
 
 
-@every_term
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_those_of_float64_with_a_short_chunk(monkeypatch, terms, dtype):
-    # The last chunk is short.
-    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 16)
-    torch.manual_seed(0)
-    projection = nn.Linear(24, 37)
-    states = torch.randn(2, 45, 24, requires_grad=True)
-    labels = torch.randint(37, (1, 45)).expand(2, -1)
+def assert_gradients_are_those_of_float64(projection, positions, terms, dtype, **compiler) -> None:
+    states = torch.randn(2, positions, 24, requires_grad=True)
+    labels = torch.randint(37, (1, positions)).expand(2, -1)
     wide = deepcopy(projection).double()
     exact_states = states.detach().double().requires_grad_()
     exact = loss_sum(wide(exact_states), labels, terms)
     expected = torch.autograd.grad(exact, (exact_states, *wide.parameters()))
 
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        total = projected_loss_sum(projection, states, labels, terms)
+        total = projected_loss_sum(projection, states, labels, terms, **compiler)
     found = torch.autograd.grad(total, (states, *projection.parameters()))
 
+    # Eight bits of mantissa.
     bound = 1e-5 if dtype == torch.float32 else 2**-7
     assert (total - exact).abs() < bound * exact
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() < bound * other.norm()
 
 
-def rows_of_each_call(monkeypatch: pytest.MonkeyPatch, name: str, passes: int) -> list[int]:
-    """Rows of logits at each call of a function of the loss, with 45 positions and 37 entries."""
-    rows = []
-    compute = getattr(fast_loss_vanilla_transformer, name)
-
-    def watch(logits: Tensor, *others: Any) -> Any:
-        rows.append(len(logits))
-        return compute(logits, *others)
-
-    monkeypatch.setattr(fast_loss_vanilla_transformer, name, watch)
-    labels = torch.randint(37, (1, 45)).expand(passes, -1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        states = torch.randn(passes, 45, 24)
-        projected_loss_sum(nn.Linear(24, 37), states, labels, LossTerms(0.0, 2.0 * (passes - 1)))
-    return rows
+@every_term
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_those_of_float64_with_a_short_chunk(monkeypatch, terms, dtype):
+    # The last chunk is short.
+    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", 16)
+    torch.manual_seed(0)
+    assert_gradients_are_those_of_float64(nn.Linear(24, 37), 45, terms, dtype)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -227,13 +203,6 @@ def test_rows_of_a_chunk_follow_from_the_memory_of_a_gpu(monkeypatch, vocab_size
 @every_term
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_bias):
-    torch.manual_seed(0)
-    projection = nn.Linear(24, 37, bias=has_bias)
-    states = torch.randn(2, 9, 24, requires_grad=True)
-    labels = torch.randint(37, (1, 9)).expand(2, -1)
-    inputs = (states, *projection.parameters())
-    exact_total = loss_sum(projection(states), labels, terms)
-    expected = torch.autograd.grad(exact_total, inputs)
     emulate_cuda(monkeypatch)
     widths = []
     compute = fast_loss_vanilla_transformer._loss_and_gradient
@@ -243,20 +212,22 @@ def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_b
         return compute(logits, *others)
 
     monkeypatch.setattr(fast_loss_vanilla_transformer, "_loss_and_gradient", watch)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        total = projected_loss_sum(projection, states, labels, terms)
-    found = torch.autograd.grad(total, inputs)
+    torch.manual_seed(0)
+    projection = nn.Linear(24, 37, bias=has_bias)
+    assert_gradients_are_those_of_float64(projection, 9, terms, torch.bfloat16)
 
     assert set(widths) == {64}
-    assert (total - exact_total).abs() < 2**-7 * exact_total
-    for one, exact in zip(found, expected, strict=True):
-        # Eight bits of mantissa.
-        assert (one - exact).norm() < 2**-7 * exact.norm()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@every_term
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("terms", "dtype"),
+    [
+        (LossTerms(), torch.bfloat16),
+        (LossTerms(0.1), torch.float32),
+        (LossTerms(0.1, 2.0), torch.bfloat16),
+    ],
+)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
     monkeypatch, terms, dtype, backend
@@ -269,22 +240,7 @@ def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
     # Chunks of one size, then of others, the last of them ragged.
     for rows, positions in ((8, 16), (6, 20), (1000, 45)):
         monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
-        states = torch.randn(2, positions, 24, requires_grad=True)
-        labels = torch.randint(37, (1, positions)).expand(2, -1)
-        inputs = (states, *projection.parameters())
-        wide = deepcopy(projection).double()
-        exact_states = states.detach().double().requires_grad_()
-        exact = loss_sum(wide(exact_states), labels, terms)
-        expected = torch.autograd.grad(exact, (exact_states, *wide.parameters()))
-
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            total = projected_loss_sum(projection, states, labels, terms, compiler=graphs)
-        found = torch.autograd.grad(total, inputs)
-
-        bound = 1e-5 if dtype == torch.float32 else 2**-7
-        assert (total - exact).abs() < bound * exact
-        for one, other in zip(found, expected, strict=True):
-            assert (one - other).norm() < bound * other.norm()
+        assert_gradients_are_those_of_float64(projection, positions, terms, dtype, compiler=graphs)
     assert graphs.frame_count == 1
 
 

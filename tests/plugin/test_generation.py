@@ -52,22 +52,6 @@ def test_only_a_call_with_two_limits_is_warned(tiny_model, batch, options, count
     assert len(warnings) == count
 
 
-def test_weights_beyond_the_layers_are_collected_before_the_encoder_runs(tiny_model, batch):
-    calls: list[str] = []
-
-    class Sharded(type(tiny_model)):  # type: ignore[misc]
-        def unshard(self) -> None:
-            calls.append("unshard")
-
-    tiny_model.__class__ = Sharded
-    encoder = tiny_model.get_encoder()
-    encoder.register_forward_pre_hook(lambda *_: calls.append("encoder"))
-
-    tiny_model.generate(**source_of(batch), max_new_tokens=2)
-
-    assert calls == ["unshard", "encoder"]
-
-
 def test_fresh_model_generates_greedily_up_to_max_position_embeddings(batch):
     model = build_variant(max_position_embeddings=33)
     with torch.no_grad():
@@ -256,52 +240,6 @@ def test_assisted_generation_is_greedy(tiny_model, batch, helper):
     # One step checks all drafts, and where they are right it adds a token: 12 = 6 + 6.
     assert len(calls) == 2 if helper == "itself" else len(calls) <= 12
     assert len(projections) == tiny_model.config.decoder_layers
-
-
-def test_generation_with_tokens_looked_up_in_the_source_is_greedy(tiny_model, batch):
-    expected = tiny_model.generate(**first_row(batch), max_new_tokens=12)
-    calls = record_calls(tiny_model, "lm_head")
-
-    actual = tiny_model.generate(**first_row(batch), prompt_lookup_num_tokens=3, max_new_tokens=12)
-
-    assert actual.tolist() == expected.tolist()
-    assert len(calls) < expected.shape[1] - 1
-
-
-def worst_token(model: Model, input_ids: Tensor, steps: int, **model_kwargs: Any) -> Tensor:
-    """A search of a user's: takes the worst token each time."""
-    for name in ("logits_processor", "stopping_criteria", "generation_config"):
-        model_kwargs.pop(name)
-    for _ in range(steps):
-        inputs = model.prepare_inputs_for_generation(
-            input_ids, next_sequence_length=1, **model_kwargs
-        )
-        output = model(**inputs, return_dict=True)
-        model_kwargs = model._update_model_kwargs_for_generation(
-            output, model_kwargs, is_encoder_decoder=True
-        )
-        input_ids = torch.cat((input_ids, output.logits[:, -1:].argmin(dim=-1)), dim=1)
-    return input_ids
-
-
-def test_users_search_runs_when_given_as_a_function(tiny_model, batch):
-    target = torch.ones(3, 1, dtype=torch.long)
-    for _ in range(4):
-        logits = tiny_model(**source_of(batch), decoder_input_ids=target).logits
-        target = torch.cat((target, logits[:, -1:].argmin(dim=-1)), dim=1)
-
-    actual = tiny_model.generate(**source_of(batch), custom_generate=worst_token, steps=4)
-
-    assert actual.tolist() == target.tolist()
-
-
-@pytest.mark.parametrize(
-    ("limit", "width"), [({"max_new_tokens": 30}, 31), ({"max_length": 30}, 30)], ids=str
-)
-def test_limit_of_the_call_outranks_that_of_the_model(tiny_model, batch, limit, width):
-    tiny_model.generation_config.suppress_tokens = [EOS]
-
-    assert tiny_model.generate(**source_of(batch), **limit).shape == (3, width)
 
 
 def saved_generation_config(folder: Path) -> dict[str, Any]:

@@ -58,12 +58,7 @@ def test_common_tests_of_transformers_pass_or_are_skipped_for_a_listed_reason(
 
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", SUITE, "-c", SUITE / "pytest.ini", "--junitxml", report],
-        env={
-            **os.environ,
-            "HF_TESTS": str(common_tests),
-            "HF_HUB_OFFLINE": "1",
-            "RUN_SLOW": "1",
-        },
+        env={**os.environ, "HF_TESTS": str(common_tests), "HF_HUB_OFFLINE": "1", "RUN_SLOW": "1"},
         capture_output=True,
         text=True,
         check=False,

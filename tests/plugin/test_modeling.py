@@ -54,25 +54,19 @@ def test_logits_ignore_later_target_tokens(tiny_model, batch, attention):
     assert not torch.equal(before[:, -1], after[:, -1])  # the edit did reach the model
 
 
-def test_embeddings_stand_for_ids(tiny_model, batch):
+def test_embeddings_stand_for_ids_and_encoder_outputs_for_sources(tiny_model, batch):
     inputs = without_labels(batch)
     expected = tiny_model(**inputs).logits
     table = tiny_model.get_input_embeddings()
+    encoded = tiny_model.get_encoder()(inputs["input_ids"], inputs["attention_mask"])
 
-    actual = tiny_model(
-        inputs_embeds=table(inputs["input_ids"]),
+    of_embeddings = tiny_model(
+        inputs_embeds=table(inputs.pop("input_ids")),
         attention_mask=inputs["attention_mask"],
         decoder_inputs_embeds=table(inputs["decoder_input_ids"]),
     ).logits
 
-    torch.testing.assert_close(actual, expected)
-
-
-def test_encoder_outputs_stand_for_sources(tiny_model, batch):
-    inputs = without_labels(batch)
-    expected = tiny_model(**inputs).logits
-    encoded = tiny_model.get_encoder()(inputs.pop("input_ids"), inputs["attention_mask"])
-
+    torch.testing.assert_close(of_embeddings, expected)
     for encoder_outputs in (encoded, (encoded.last_hidden_state,)):
         actual = tiny_model(**inputs, encoder_outputs=encoder_outputs).logits
         torch.testing.assert_close(actual, expected)

@@ -16,6 +16,7 @@ from ..support.pretended_device import DEVICE, move, pretended_device, put
 
 CHANGES: dict[str, dict[str, Any]] = {
     "default": {"label_smoothing": 0.1},
+    "eager": {"attn_implementation": "eager"},
     "learned": {**LEARNED, "position_offset": 2},
     "talking": RECTANGULAR,
     "untied_bias": {"tie_word_embeddings": False, "lm_head_bias": True},
@@ -29,11 +30,8 @@ def pairs(batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_gradients_of_a_gpu_are_those_of_a_cpu(pairs, changes, kernel):
+def test_gradients_of_a_gpu_are_those_of_a_cpu(pairs, changes):
     model = build_variant(**changes)
-    if changes is not RECTANGULAR:
-        model.set_attn_implementation(kernel)
     expected = gradients(model, pairs)
 
     with pretended_device():
@@ -60,8 +58,7 @@ def without_padding(pairs: Batch) -> Batch:
     return {name: rows[1:2, : 3 if name == "labels" else None] for name, rows in pairs.items()}
 
 
-@pytest.mark.parametrize("changes", [{}, LEARNED], ids=["sinusoidal", "learned"])
-@pytest.mark.parametrize("is_padded", [True, False])
+@pytest.mark.parametrize(("changes", "is_padded"), [({}, True), ({}, False), (LEARNED, True)])
 def test_training_step_waits_for_the_device_three_times(pairs, changes, is_padded):
     waits = waits_of_a_step(
         build_variant(**changes), pairs if is_padded else without_padding(pairs)
@@ -80,12 +77,9 @@ def test_step_with_r_drop_waits_three_times(tiny_model, pairs):
 
 
 SEARCHES: dict[str, dict[str, Any]] = {
-    "greedy": {"num_beams": 1},
     "greedy_with_constraints": {"num_beams": 1, "min_length": 6, "suppress_tokens": [7, 9]},
-    "beam": {"num_beams": 3},
     "beam_with_constraints": {"num_beams": 3, "repetition_penalty": 1.5, "min_length": 6},
-    "early": {"num_beams": 4, "early_stopping": True, "length_penalty": 0.6},
-    "several": {"num_beams": 4, "num_return_sequences": 3},
+    "several": {"num_beams": 4, "num_return_sequences": 3, "early_stopping": True},
     "two_ends": {"num_beams": 3, "eos_token_id": [2, 17]},
     "of_transformers": {"num_beams": 3, "use_transformers_search": True},
 }
@@ -93,15 +87,15 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def sources(batch: Batch) -> Batch:
-    """Twelve sources, so that some leave the batch."""
-    more = torch.randint(3, 37, (9, 7), generator=torch.Generator().manual_seed(5))
+    """Eight sources, so that some leave the batch."""
+    more = torch.randint(3, 37, (5, 7), generator=torch.Generator().manual_seed(5))
     ids = torch.cat((batch["input_ids"], more))
     return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 def test_searches_of_a_gpu_find_what_those_of_a_cpu_find(tiny_model, sources, search):
-    search = {**search, "max_length": 20}
+    search = {**search, "max_length": 14}
     expected = tiny_model.generate(**sources, **search)
 
     with pretended_device():
@@ -153,11 +147,11 @@ def test_search_waits_for_the_device_in_every_eighth_step(tiny_model, sources, n
     assert steps[first:last] == 2 * (["step"] * 8 + look) + ["step"] * 8
 
 
-@pytest.mark.parametrize(("models", "num_beams"), [(1, 3), (2, 1), (2, 3)])
+@pytest.mark.parametrize(("models", "num_beams"), [(1, 3), (2, 1)])
 def test_engine_translates_alike_on_a_gpu(tiny_model, sources, num_beams, models):
     engine = TorchEngine(*(build_variant(label_smoothing=0.1 * one) for one in range(models)))
     rows = [row[row != 0].tolist() for row in sources["input_ids"]]
-    arguments = (rows, [[]] * len(rows), [20] * len(rows))
+    arguments = (rows, [[]] * len(rows), [14] * len(rows))
     search = Search(num_beams=num_beams, scores=True)
     expected = engine.translate_batch(*arguments, search)
 

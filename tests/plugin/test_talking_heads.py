@@ -9,15 +9,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig
 
-from ..conftest import (
-    RECTANGULAR,
-    TINY,
-    Model,
-    build_variant,
-    long_inputs,
-    source_of,
-    without_labels,
-)
+from ..conftest import RECTANGULAR, TINY, Model, build_variant, source_of, without_labels
 from ..support import reference
 
 each_kind = pytest.mark.parametrize("talking_heads", ["logits", "weights", "both"])
@@ -30,22 +22,6 @@ def mixings(model: Model) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if name.endswith("_mixing") and hasattr(module, "weight")
     }
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("key_heads", "d_k"), [(2, 3), (4, 2)])
-def test_score_map_of_a_head_has_at_most_the_rank_of_its_key_size(key_heads, d_k):
-    model = build_variant(talking_heads="logits", key_heads=key_heads, d_k=d_k).double()
-    mixing = model.model.encoder.layers[0].self_attn.logits_mixing
-    maps: list[tuple[Tensor, Tensor]] = []
-    mixing.register_forward_hook(lambda _, inputs, output: maps.append((inputs[0], output)))
-
-    model(**long_inputs(20))
-
-    ((of_heads, mixed),) = maps
-    assert of_heads.shape == (2, key_heads, 20, 20)
-    assert torch.linalg.matrix_rank(of_heads).unique().tolist() == [d_k]
-    assert torch.linalg.matrix_rank(mixed).unique().tolist() == [key_heads * d_k]
 
 
 @each_kind
@@ -168,25 +144,6 @@ def test_attention_weights_returned_are_those_of_the_oracle(batch, changes):
             visible = len(expected[0])
             torch.testing.assert_close(maps[1, :, 2, :visible], torch.stack(expected))
             assert not maps[1, :, 2, visible:].any()
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_generation_returns_the_weights_of_talking_heads(batch, num_beams):
-    model = build_variant(**RECTANGULAR)
-
-    output = model.generate(
-        **source_of(batch),
-        num_beams=num_beams,
-        min_new_tokens=3,
-        max_new_tokens=3,
-        output_attentions=True,
-        return_dict_in_generate=True,
-    )
-
-    assert output.encoder_attentions[0].shape == (3, 6, 7, 7)
-    for step in range(3):
-        assert output.cross_attentions[step][0].shape == (3 * num_beams, 6, 1, 7)
-        assert output.decoder_attentions[step][0].shape == (3 * num_beams, 6, 1, step + 1)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "flash_attention_2", "flex_attention"])

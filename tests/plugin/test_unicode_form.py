@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import unicodedata
 from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
     TokenizerKind,
@@ -17,7 +15,6 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.trainer import scorer
 from vanilla_transformer_tools.translation import Translator
 
@@ -29,21 +26,6 @@ LINES = [
     "L'élève a mangé une crêpe à Noël, ça va où?",
 ]
 FORMS = get_args(UnicodeForm)
-# Without the package; only the folder is known.
-CLIENT = """
-import json, sys
-sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools"] = None
-from transformers import AutoTokenizer
-
-folder, again, *texts = sys.argv[1:]
-report = []
-for place in (folder, again):
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=True)
-    ids = tokenizer(texts).input_ids
-    report.append([ids, tokenizer.batch_decode(ids, skip_special_tokens=True)])
-    tokenizer.save_pretrained(again)
-print(json.dumps(report))
-"""
 
 
 def train(kind="bpe", form="NFD", **changes):
@@ -62,11 +44,12 @@ def settings(folder):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", get_args(TokenizerKind))
-@pytest.mark.parametrize("written", ["NFC", "NFD"])
-def test_text_comes_back_composed_however_it_was_written(kind, form, written):
-    texts = [unicodedata.normalize(written, line) for line in LINES]
+def test_text_comes_back_composed_however_it_was_written(kind, form):
+    tokenizer = train(kind, form)
 
-    assert decoded(train(kind, form), texts) == LINES
+    for written in ("NFC", "NFD"):
+        texts = [unicodedata.normalize(written, line) for line in LINES]
+        assert decoded(tokenizer, texts) == LINES
 
 
 def test_decomposed_syllables_have_tokens_of_their_own():
@@ -168,16 +151,6 @@ def test_tokenizer_that_decomposes_nothing_needs_no_code(tmp_path, form):
     assert not {"auto_map", "unicode_form"} & settings(tmp_path).keys()
 
 
-def test_target_tokenizer_of_a_pair_composes_too(tmp_path):
-    TokenizerPair(train(), train("char")).save_pretrained(tmp_path)
-
-    target = AutoTokenizer.from_pretrained(
-        tmp_path, subfolder="target_tokenizer", trust_remote_code=True
-    )
-
-    assert decoded(target) == LINES
-
-
 def test_export_translates_like_the_model_and_writes_composed_text(tmp_path):
     tokenizer = VanillaTransformerTokenizer.train(LINES, kind="char", unicode_form="NFD")
     folder = save_small_model(tmp_path / "model", tokenizer)
@@ -192,22 +165,6 @@ def test_export_translates_like_the_model_and_writes_composed_text(tmp_path):
     texts = translate("export", "ctranslate2")
     assert texts == translate("model", "torch")
     assert all(text.startswith("été") for text in texts)
-
-
-def test_folder_behaves_alike_without_the_package(tmp_path):
-    tokenizer = train()
-    tokenizer.save_pretrained(tmp_path / "saved")
-
-    finished = subprocess.run(
-        [sys.executable, "-c", CLIENT, tmp_path / "saved", tmp_path / "again", *LINES],
-        env={**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout) == [[tokenizer(LINES).input_ids, LINES]] * 2
 
 
 def test_unknown_form_is_refused():

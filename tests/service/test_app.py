@@ -233,15 +233,10 @@ def as_json(**fields):
     ("body", "kind", "status", "message"),
     [
         (b'{"q": "ja"', JSON, 400, "must be application/json, got something that cannot be parsed"),
-        (b"[" * 80_000, JSON, 400, "cannot be parsed"),
-        (b"[1]", JSON, 400, "must be a JSON object, got [1]"),
         (b"q=%ff&source=de&target=en", FORM, 400, "must be UTF-8, got invalid start byte"),
-        (as_json(q=["ja", None]), JSON, 400, "`q` must be the text"),
         (b"q=ja", FORM, 400, "`source` must be a language; /languages lists them; `target` must"),
-        (as_json(source="fr"), JSON, 400, "languages of this service, de, got 'fr'. See"),
         (as_json(format="xml"), JSON, 400, "`format` must be text or html, got 'xml'"),
         (as_json(format="html", q="<b>" * 200), JSON, 400, "at most 100 deep"),
-        (as_json(alternatives=3), JSON, 400, "`alternatives` must be from 0 to 2"),
         (as_json(alternatives=-1), JSON, 400, "`alternatives` must be a whole number, got '-1'"),
         (b'{"q": "ja", "q": "nein"}', JSON, 400, "a name occurs twice"),
         (as_json(), f"{JSON}; charset=utf-16", 415, "must be UTF-8, got 'utf-16'"),
@@ -287,8 +282,6 @@ def test_only_this_machine_and_the_page_of_the_server_are_answered(server):
         answer = server.send("GET", "/health", origin=origin)
         assert answer.status == 403
         assert not [name for name in answer.headers if name.startswith("access-control")]
-    assert allowed_hosts("::1") == ["localhost", "127.0.0.1", "[::1]", "[::1]"]
-    assert allowed_hosts("0.0.0.0") == ["*"]
 
 
 @pytest.mark.parametrize(
@@ -326,7 +319,6 @@ def test_origins_and_hosts_that_are_named_are_answered(translator):
 @pytest.mark.parametrize(
     ("host", "names", "expected"),
     [
-        ("127.0.0.1", [], ["localhost", "127.0.0.1", "[::1]", "127.0.0.1"]),
         ("::1", [], ["localhost", "127.0.0.1", "[::1]", "[::1]"]),
         ("0.0.0.0", [], ["*"]),
         ("0.0.0.0", ["*.b.de"], ["localhost", "127.0.0.1", "[::1]", "0.0.0.0", "*.b.de"]),
@@ -344,17 +336,6 @@ def test_only_source_language_need_not_be_named(server, expected):
     listed = server.translate(["ja", "nein"], source="auto").content["detectedLanguage"]
     assert [found["language"] for found in listed] == ["de", "de"]
     assert "detectedLanguage" not in server.translate("ja").content
-
-
-def test_largest_request_is_taken_however_it_is_written(own_server):
-    # Nothing needs to be translated.
-    own_server.service.translators.cut = lambda kind, lines: [[] for _ in lines]
-    fields = {"q": ["\U0001f600" * 100] * 20, "source": "de", "target": "en"}
-    as_form = urlencode(fields, doseq=True)
-
-    for body, kind in ((json.dumps(fields), JSON), (as_form, FORM)):
-        answer = own_server.send("POST", "/translate", body, content_type=kind)
-        assert (answer.status, len(answer.content["translatedText"])) == (200, 20)
 
 
 @pytest.mark.parametrize("write", [json.dumps, lambda fields: urlencode(fields, doseq=True)])

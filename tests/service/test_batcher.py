@@ -167,10 +167,7 @@ def test_neither_a_full_batch_nor_one_that_is_hastened_waits(start, work):
 
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
-    [
-        ("faulty", RuntimeError, "cannot translate"),
-        ("uncuttable", ValueError, "cannot cut"),
-    ],
+    [("faulty", RuntimeError, "cannot translate"), ("uncuttable", ValueError, "cannot cut")],
 )
 def test_failing_batch_fails_only_the_request_at_fault(
     occupied, work, caplog, fault, error, message
@@ -233,15 +230,6 @@ def test_cancelled_request_leaves_the_queue(occupied, work):
     assert work.cut_lines == ["busy", "kept"]
     with pytest.raises(CancelledError):
         cancelled.result(SECONDS)
-
-
-def test_cancelled_request_that_is_still_in_the_queue_stops_nobody(occupied, work, monkeypatch):
-    batcher = occupied()
-    monkeypatch.setattr(batcher, "_forget", lambda request: None)
-    assert batcher.submit("k", [""]).cancel()
-    work.gate.set()
-
-    assert batcher.submit("k", ["next"]).result(SECONDS) == [["k:NEXT"]]
 
 
 def test_request_cancelled_during_its_batch_is_not_translated_further(start, work):

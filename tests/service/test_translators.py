@@ -4,7 +4,6 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.interop.importing import import_model
-from vanilla_transformer_tools.service import translators as service_translators
 from vanilla_transformer_tools.service.languages import ServedLanguages
 from vanilla_transformer_tools.service.translators import RequestKind, Translators
 from vanilla_transformer_tools.text.languages import target_tags
@@ -196,16 +195,3 @@ def test_search_and_limits_are_those_of_the_options(folder):
     assert (made.max_source_length, made.max_tokens_per_batch) == (9, 600 // 3)
     assert made.engine is translators.first.engine
     assert translators._of(RequestKind(None, None, 1)) is made
-
-
-def test_tag_counts_in_the_length_of_a_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(service_translators, "LEAST_TOKENS", 6)
-    tokenizer = VanillaTransformerTokenizer.train(
-        ["abcdefgh"], vocab_size=30, kind="char", target_languages=["de", "fr"]
-    )
-    folder = save_small_model(tmp_path, tokenizer)
-    translators = translators_of(folder, "en", max_source_length=7)
-
-    (parts,) = translators.cut(translators.kind("en", "de", 0), ["abcdefgh"])
-
-    assert [(part.text, part.tokens) for part in parts] == [("abcde", 7), ("fgh", 6)]

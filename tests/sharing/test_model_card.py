@@ -43,15 +43,8 @@ def make_card(tiny_config, tmp_path):
         run = {
             "settings": {"max_tokens_per_batch": 800, "max_length": 9, **settings},
             "arguments": {"learning_rate": 0.1, "warmup_steps": 2, "seed": 3},
-            **{
-                "parameters": 4,
-                "trained_parameters": 3,
-                "pairs": 5,
-                "epochs": 6,
-                "updates": 7,
-                "minutes": 8,
-            },
-            "hardware": "an abacus",
+            **{"parameters": 4, "trained_parameters": 3, "pairs": 5, "epochs": 6, "updates": 7},
+            **{"minutes": 8, "hardware": "an abacus"},
         }
         (tmp_path / "run.json").write_text(json.dumps(run))
         record_results(tmp_path, test_set, SCORES)
@@ -132,10 +125,7 @@ def test_card_of_two_vocabularies_loads_both_tokenizers(make_card, tmp_path):
 # A service needs names of languages; those of other cards are for the reader to fill in.
 @pytest.mark.parametrize(
     ("language", "served"),
-    [
-        (["de", "en"], []),
-        (["de"], ["--source_language", "xx", "--target_language", "yy"]),
-    ],
+    [(["de", "en"], []), (["de"], ["--source_language", "xx", "--target_language", "yy"])],
 )
 def test_commands_of_the_card_are_those_of_the_package(
     make_card, monkeypatch, tmp_path, language, served
@@ -229,34 +219,18 @@ def test_scores_go_into_their_section_and_leave_what_a_person_wrote(folder):
 def test_scores_of_a_second_test_set_are_added_to_those_of_the_first(folder):
     record_results(folder, "first", SCORES)
     record_results(folder, "second", SCORES)
-    record_results(folder, "first", SCORES | {"bleu": 40.0})
+    # All scores of an earlier evaluation go, also those that the later one has not.
+    later = {name: value for name, value in SCORES.items() if not name.startswith("chrf")}
+    record_results(folder, "first", later | {"bleu": 40.0})
 
     card = card_in(folder)
     values = [
         (one.dataset_name, one.metric_type, one.metric_value)
         for one in ModelCard(card).data.eval_results
     ]
-    assert values == [
-        ("first", "bleu", 40.0),
-        ("first", "chrf", 61.5),
-        ("second", "bleu", 37.13),
-        ("second", "chrf", 61.5),
-    ]
+    assert values == [("first", "bleu", 40.0), ("second", "bleu", 37.13), ("second", "chrf", 61.5)]
     assert card.count("\nmodel-index:") == card.count("\nmetrics:") == 1
     assert re.findall("^### (.*)$", card, re.MULTILINE) == ["first", "second"]
-
-
-def test_scores_of_a_later_evaluation_take_the_place_of_all_earlier_ones(folder):
-    record_results(folder, "first", SCORES)
-    record_results(folder, "second", SCORES)
-    kept = {name: value for name, value in SCORES.items() if not name.startswith("chrf")}
-
-    record_results(folder, "first", kept)
-
-    values = [
-        (one.dataset_name, one.metric_type) for one in ModelCard(card_in(folder)).data.eval_results
-    ]
-    assert values == [("first", "bleu"), ("second", "bleu"), ("second", "chrf")]
 
 
 RESULT = "task: {type: translation}, dataset: {name: test_2016, type: x}"
@@ -369,7 +343,6 @@ def test_card_that_is_not_ours_stays_and_results_are_stored(folder, caplog, card
     [
         ({"lines": "many"}, "a finite number as 'lines' of 'test', got 'many'"),
         ({"bleu": float("nan")}, "a finite number as 'bleu' of 'test', got nan"),
-        ({"bleu_ci": True}, "a finite number as 'bleu_ci' of 'test', got True"),
         ({"chrf_signature": 3}, "text as 'chrf_signature' of 'test', got 3"),
     ],
 )
@@ -471,10 +444,7 @@ def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config,
 
 @pytest.mark.parametrize(
     ("positions", "words"),
-    [
-        ("sinusoidal", ""),
-        ("learned", "It has learned positions and accepts at most 77 tokens. "),
-    ],
+    [("sinusoidal", ""), ("learned", "It has learned positions and accepts at most 77 tokens. ")],
 )
 def test_card_without_a_record_of_training_claims_none(tiny_config, tmp_path, positions, words):
     tiny_config.position_embedding_type = positions

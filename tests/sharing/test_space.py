@@ -15,7 +15,6 @@ from vanilla_transformer_tools.sharing.space import save_space, space_files
 
 from ..support.documents import ROOT
 from ..support.environments import build_environment
-from ..support.full_disk import small_files
 from ..text.test_tokenizer_pair import LATIN, learn
 from .test_hub import command, hub, make_model  # noqa: F401  (a fixture)
 
@@ -119,16 +118,6 @@ def test_folder_is_new(package, tmp_path):
     assert "--space and --save_space exclude each other: leave one out" in said
 
 
-def test_space_that_does_not_fit_leaves_no_folder(package, tmp_path):
-    (package / "code.py").write_text("# nothing\n" * 1000)
-    with small_files(5000), pytest.raises(OSError, match=r"no room for .* Make room there"):
-        save_space(tmp_path / "new" / "space", "me/x")
-
-    assert list((tmp_path / "new").iterdir()) == []
-    (tmp_path / "new" / "space").mkdir()
-    assert all(path.is_file() for path in save_space(tmp_path / "new" / "space", "me/x"))
-
-
 def test_command_saves_and_uploads_nothing(hub, tmp_path, package):  # noqa: F811
     hub.requests.clear()
 
@@ -169,13 +158,6 @@ def test_command_uploads_model_and_space(hub, tmp_path, package):  # noqa: F811
         f"The page is at {hub.url}/spaces/me/both-page",
     ]
     assert b'"me/both"' in hub.repositories["me/both-page"].files()["app.py"]
-
-
-def test_upload_of_a_space_needs_a_token(hub, monkeypatch, tmp_path, package):  # noqa: F811
-    monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-
-    assert "An upload needs a token of the Hub, got none" in command("me/x", "--space", "me/y")
 
 
 @pytest.fixture
@@ -231,11 +213,7 @@ def test_folder_runs_with_nothing_but_its_requirements(hub, tmp_path):  # noqa: 
         "NO_PROXY": "127.0.0.1",
     }
     with subprocess.Popen(
-        [python, "app.py"],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
+        [python, "app.py"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
         address = process.stdout.readline().removeprefix("The page is at ").strip()
         try:

@@ -33,7 +33,7 @@ from ..support.training_runs import checkpoints_of, read_json, training_options
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = int(os.environ.get("STORM_ROUNDS", "14"))
+ROUNDS = int(os.environ.get("STORM_ROUNDS", "11"))
 FIRST_SEED = int(os.environ.get("STORM_SEED", "0"))
 
 UPDATES = 30
@@ -168,9 +168,7 @@ class Round:
             assert "needs a whole checkpoint" in command.errors, command.errors
             command = self.run(training)
         if command.status:
-            # Training may have put a file (its curves) into a folder that was being removed.
-            told = ("already holds a run", "must hold nothing that training writes")
-            assert any(text in command.errors for text in told), command.errors
+            assert "already holds a run" in command.errors, command.errors
             shutil.rmtree(folder)
             command = self.run(training)
         assert command.status == 0, command.errors
@@ -276,49 +274,6 @@ def fill_disk_while_training(event: Round) -> None:
     limit = int(2 ** event.draw.uniform(10, 1 + largest.bit_length()))
     command = event.run(event.calm.training(folder), most_bytes_of_a_file=limit)
     assert command.status == (0 if limit > largest else 2), command.errors
-    event.train_to_the_end(folder)
-
-
-def fill_file_system_while_training(event: Round) -> None:
-    disk = event.home / "disk"
-    disk.mkdir()
-    size = event.draw.randrange(20_000, 2_000_000)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        return fill_disk_while_training(event)
-    try:
-        event.run(event.calm.training(disk / "run"))
-        folder = shutil.copytree(disk / "run", event.home / "run")
-    finally:
-        subprocess.run(["umount", disk], check=True)
-    event.train_to_the_end(folder)
-
-
-def revoke_rights_while_training(event: Round) -> None:
-    folder = event.home / "run"
-    command = event.start(event.calm.training(folder))
-    event.wait_a_moment(command)
-    folder.mkdir(exist_ok=True)
-    folder.chmod(0o555)
-    command.wait()
-    folder.chmod(0o755)
-    assert command.status in (0, 2), (command.status, command.errors)
-    assert_told(command)
-    event.train_to_the_end(folder)
-
-
-def remove_folder_while_training(event: Round) -> None:
-    folder = event.home / "run"
-    command = event.start(event.calm.training(folder))
-    event.wait_a_moment(command)
-    shutil.rmtree(folder, ignore_errors=True)
-    command.wait()
-    assert command.status in (0, 2), (command.status, command.errors)
-    assert_told(command)
-    model = folder / "model.safetensors"
-    if command.status == 0 and model.exists():
-        # Its checkpoints may be among what was removed.
-        assert model.read_bytes() == (event.calm.folder / model.name).read_bytes()
     event.train_to_the_end(folder)
 
 
@@ -436,10 +391,7 @@ EVENTS = (
     kill_export,
     start_two_trainings,
     fill_disk_while_translating,
-    revoke_rights_while_training,
     kill_evaluation,
-    fill_file_system_while_training,
-    remove_folder_while_training,
     kill_training,
 )
 

@@ -1,6 +1,7 @@
 """Runs a script as `python SCRIPT` would, but in this process: importing torch takes seconds."""
 
 import contextlib
+import functools
 import io
 import runpy
 import sys
@@ -47,3 +48,8 @@ def run_script(script: Path, *argv: Any, cwd: Path | None = None) -> Finished:
         sys.argv = before
         sys.path.remove(str(script.parent))
     return Finished(status or 0, out.getvalue(), err.getvalue())
+
+
+@functools.cache
+def help_of_script(script: Path) -> str:
+    return run_script(script, "--help").stdout

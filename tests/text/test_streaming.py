@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,25 @@ import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainingArguments
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text import streaming, training_data
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 from vanilla_transformer_tools.text.streaming import TokenBatchStream
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.recipe import recipe
 from vanilla_transformer_tools.training.run import train
 
-from ..support import gradients_of_one_update, train_on_stream
-from ..support.launching import launch
-from ..support.training_runs import MOMENT, checkpoints_of, read_json, read_log, weights_of
+from ..support.training_runs import (
+    MOMENT,
+    build_arguments,
+    build_settings,
+    checkpoints_of,
+    read_json,
+    read_log,
+    weights_of,
+)
 
 MAX_LENGTH = 20
 
@@ -134,16 +138,6 @@ def test_batches_keep_their_budget_and_use_it(build):
 
     assert max(costs) <= 300
     assert np.mean(costs) > 0.85 * 300
-
-
-def test_padding_of_the_first_buffer_is_told(build):
-    stream = build()
-    batches = list(islice(stream, stream.batches_per_buffer))
-
-    assert sum(map(len, batches)) == 200
-    tokens = sum(len(ids) for batch in batches for row in batch for ids in row.values())
-    assert stream.padding == pytest.approx(1 - tokens / sum(map(cost, batches)))
-    assert stream.padding > 0
 
 
 def test_batches_differ_between_passes(build, first_numbers):
@@ -331,14 +325,6 @@ def dataset_folder(tmp_path) -> Path:
     return folder
 
 
-def test_pairs_of_a_dataset_are_read_without_a_copy(dataset_folder, cache):
-    columns = ("translation.de", "translation.en")
-    text = ParallelText((str(dataset_folder),), *columns, streaming=True)
-
-    assert list(read_pairs(text)) == [*((f"d{n}", f"e{n}") for n in range(9)), ("same", "same")]
-    assert not list(cache.rglob("*.arrow"))
-
-
 def test_pairs_of_files_are_read_while_they_are_asked_for(tmp_path):
     (tmp_path / "longer").write_text("a\nb\nc\n")
     (tmp_path / "shorter").write_text("A\nB\n")
@@ -351,45 +337,18 @@ def test_pairs_of_files_are_read_while_they_are_asked_for(tmp_path):
         next(pairs)
 
 
-def test_empty_stream_is_refused(tmp_path):
-    (tmp_path / "empty.tsv").touch()
-
-    with pytest.raises(ValueError, match=r"empty.tsv' is empty"):
-        list(read_pairs(ParallelText((str(tmp_path / "empty.tsv"),))))
-
-
 # Training
 
 
 def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) -> Path:
     """Trains a minute model on a stream; `changes` are settings and arguments."""
 
-    def pair(split: str) -> list[str]:
-        return [str(corpus / f"{split}.{language}") for language in ("de", "en")]
-
-    given: dict[str, Any] = {
-        "train": pair("train"),
-        "validation": pair("validation") if validated else [],
-        "config": ["d_model=16", "encoder_layers=1", "decoder_layers=1"],
-        "vocab_size": 320,
-        "shuffle_buffer": 100,
-        "max_length": 60,
-        "max_tokens_per_batch": 500,
-    }
+    of_stream = {"streaming": True, "shuffle_buffer": 100, "max_length": 60}
+    usual = build_settings(corpus, validated=validated, max_tokens_per_batch=500, **of_stream)
     fields = TrainSettings.__dataclass_fields__
-    settings = TrainSettings(
-        streaming=True, **given | {name: value for name, value in changes.items() if name in fields}
-    )
-    arguments = {
-        "output_dir": str(folder),
-        "max_steps": 6,
-        "logging_steps": 2,
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-    }
-    arguments |= {name: value for name, value in changes.items() if name not in fields}
-    return train(settings, Seq2SeqTrainingArguments(**recipe(settings) | arguments))
+    settings = replace(usual, **{name: changes.pop(name) for name in {*changes} & {*fields}})
+    arguments = {"max_steps": 6, "logging_steps": 2, **changes}
+    return train(settings, build_arguments(settings, folder, **arguments))
 
 
 @pytest.mark.parametrize(("updates", "reports"), [(5, [2, 4, 5]), (4, [2, 4])])
@@ -446,36 +405,6 @@ def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_cop
     assert {"d0", "e0", "d4", "e4"} <= vocabulary.keys()
     assert not {"d5", "e5", "d8", "e8"} & vocabulary.keys()
     assert not list(cache.rglob("*.arrow"))
-
-
-@pytest.mark.slow
-def test_two_processes_train_on_their_shares_of_a_stream(tmp_path, monkeypatch):
-    gradients_of_one_update.write_corpus(tmp_path)
-    alone, together = tmp_path / "alone", tmp_path / "together"
-
-    class Joined(TokenBatchStream):
-        """One process with the batches of two."""
-
-        def __init__(self, *arguments, num_processes, process_index, **options):
-            assert (num_processes, process_index) == (1, 0)
-            super().__init__(*arguments, **options)
-            self.shares = [
-                TokenBatchStream(*arguments, num_processes=2, process_index=index, **options)
-                for index in range(2)
-            ]
-
-        def __iter__(self):
-            return ([*one, *other] for one, other in zip(*self.shares, strict=True))
-
-    monkeypatch.setattr(training_data, "TokenBatchStream", Joined)
-    train_on_stream.train_on_stream(tmp_path, alone)
-
-    launch(train_on_stream.__file__, tmp_path, together)
-
-    torch.testing.assert_close(weights_of(together), weights_of(alone))
-    # The tokens of both processes are counted.
-    tokens = [read_log(folder)[-1]["num_input_tokens_seen"] for folder in (alone, together)]
-    assert tokens[0] == tokens[1] > 0
 
 
 def test_pairs_of_several_directions_are_streamed_with_their_tags(tmp_path):

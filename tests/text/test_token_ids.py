@@ -7,12 +7,9 @@ import pyarrow.compute as pc
 import pytest
 from datasets import Dataset
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.text import token_ids
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import (
     PairEncoder,
     _joined,
@@ -24,7 +21,6 @@ from vanilla_transformer_tools.text.token_ids import (
 )
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
-from ..support.full_disk import small_files
 from ..support.odd_text import odd_lines
 
 
@@ -160,18 +156,6 @@ def test_tokenizing_takes_the_tokenizer_of_each_side(abc_pairs, tokenizer):
     assert other.batch_decode(tokenized["labels"][:2]) == ["aa</s>", "bcab</s>"]
 
 
-def test_tokenizing_draws_new_segmentations_each_time(abc_pairs):
-    tokenizer = VanillaTransformerTokenizer.train(["abc bcab abca " * 9], vocab_size=280)
-    tokenizer.backend_tokenizer.model.dropout = 0.5
-
-    draws = [
-        tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=20)[0]
-        for _ in range(9)
-    ]
-
-    assert len({str(draw["labels"][:]) for draw in draws}) > 1
-
-
 def test_each_occurrence_of_a_word_is_drawn_under_dropout():
     tokenizer = VanillaTransformerTokenizer.train(["abc bcab abca " * 9], vocab_size=280)
     tokenizer.backend_tokenizer.model.dropout = 0.5
@@ -199,17 +183,6 @@ def test_truncated_lines_keep_their_ends(end, kept):
 def test_tokenizing_refuses_a_limit_without_room_for_text(abc_pairs, tokenizer):
     with pytest.raises(ValueError, match=r"at least 2.* got 1\."):
         tokenize_pairs(abc_pairs, TokenizerPair.joint(tokenizer), max_length=1)
-
-
-def test_tokenizing_tells_a_full_disk(tmp_path, tokenizer):
-    (tmp_path / "pairs.tsv").write_text("abc\tabc\n" * 5_000)
-    pairs = load_pairs(ParallelText((str(tmp_path / "pairs.tsv"),)))
-
-    with (
-        small_files(100_000),
-        pytest.raises(OSError, match=r"no room for the token ids of the pairs in .* TMPDIR"),
-    ):
-        tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=10)
 
 
 def test_tokenizing_prints_nothing_without_a_terminal(abc_pairs, tokenizer, capfd):

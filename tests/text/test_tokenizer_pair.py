@@ -13,7 +13,6 @@ from vanilla_transformer_tools.text import tokenizer_pair
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..conftest import TWO_TABLES, Model, build_variant
-from ..support.full_disk import small_files
 
 # Nothing in common but the special tokens: what is read by the wrong side is unknown.
 LATIN = "abcdefghijklmnopqrstuvwxyz .,!?-'"
@@ -146,15 +145,3 @@ def test_special_tokens_with_other_ids_on_the_other_side_are_refused(tmp_path):
 
     with pytest.raises(ValueError, match=r"the same ids, got: <pad> is 0 and 2\. Train"):
         TokenizerPair(learn(LATIN), AutoTokenizer.from_pretrained(tmp_path))
-
-
-@pytest.mark.parametrize("is_joint", [True, False])
-def test_saving_reports_a_full_disk(tmp_path, is_joint):
-    tokenizer = VanillaTransformerTokenizer.train(["Ein Hund rennt."])
-    pair = TokenizerPair.joint(tokenizer) if is_joint else TokenizerPair(tokenizer, tokenizer)
-
-    with (
-        small_files(1_000),
-        pytest.raises(OSError, match=f"no room for the tokenizer in '{tmp_path}'"),
-    ):
-        pair.save_pretrained(tmp_path)

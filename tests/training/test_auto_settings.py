@@ -244,15 +244,6 @@ def test_decision_is_a_line_with_its_reason():
 # A resumed run
 
 
-def test_resumed_run_keeps_what_was_chosen():
-    made = Decision("vocab_size", 4000, "few")
-    settings = dataclasses.replace(SETTINGS, minutes=1.0, resume=True)
-
-    previous = {"decisions": [dataclasses.asdict(made)]}
-    assert decisions_on_record(previous, settings, ()) == (made,)
-    assert decisions_on_record({"seed": 1}, settings, ()) == ()
-
-
 def test_resumed_run_follows_the_options_that_it_is_given():
     made = [Decision(name, 4, "few") for name in ("vocab_size", "metrics", "dropout", "eval_steps")]
     previous = {"decisions": [dataclasses.asdict(decision) for decision in made]}

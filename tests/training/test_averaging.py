@@ -156,14 +156,6 @@ def test_mean_is_of_the_last_checkpoints(one_weight_run):
 UNSCORED = Outcome("last update")
 
 
-def test_mean_that_was_asked_for_is_taken_when_there_is_nothing_to_compare(one_weight_run):
-    outcome = average_weights(one_weight_run, 2, UNSCORED)
-
-    assert outcome == Outcome("mean of the last 2 checkpoints")
-    assert one_weight_run.model.weight.item() == 3
-    assert not one_weight_run.evaluated
-
-
 def test_mean_is_of_five_by_default_when_it_can_be_compared(one_weight_run, monkeypatch):
     monkeypatch.setattr(module, "AVERAGED", 2)
 

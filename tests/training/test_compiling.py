@@ -45,11 +45,7 @@ def ragged(number: int) -> Batch:
     input_ids = torch.randint(3, 37, (rows, source), generator=generator)
     labels = torch.randint(3, 37, (rows, target), generator=generator)
     input_ids[1, -2:], labels[1, -1:] = 0, -100
-    return {
-        "input_ids": input_ids,
-        "attention_mask": (input_ids != 0).long(),
-        "labels": labels,
-    }
+    return {"input_ids": input_ids, "attention_mask": (input_ids != 0).long(), "labels": labels}
 
 
 def test_ten_shapes_are_two_graphs_and_give_the_same_gradients(graphs):

@@ -66,11 +66,6 @@ both_launches = pytest.mark.parametrize("kind", ["accelerate", "fsdp"])
 
 
 @both_launches
-def test_two_processes_train_together(launched, kind):
-    assert [report["world_size"] for report in reports(launched(kind))] == [2, 2]
-
-
-@both_launches
 def test_two_processes_train_the_model_of_one(launched, alone, kind):
     assert_same_weights(launched(kind), alone[0])
 

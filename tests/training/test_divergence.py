@@ -14,12 +14,7 @@ from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.training.run_record import read_log
 from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer
 
-from ..support.training_runs import (
-    assert_same_weights,
-    checkpoints_of,
-    read_json,
-    run_training,
-)
+from ..support.training_runs import assert_same_weights, checkpoints_of, read_json, run_training
 
 
 def diverge(corpus, folder, settings=None, **changes):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import fast_layers_vanilla_transformer as cpu
 from vanilla_transformer_tools.settings import TrainSettings
@@ -29,7 +29,6 @@ from ..support.training_runs import (
     read_json,
     weights_of,
 )
-from .test_trainer import CHECKPOINTING
 
 # PEFT's wrapper asks Transformers by a name of which newer releases warn.
 pytestmark = pytest.mark.filterwarnings(
@@ -207,12 +206,7 @@ def test_weights_in_half_precision_are_trained_in_float32(corpus, base, tmp_path
 
 def test_frozen_weights_stay_the_same_to_the_last_bit(corpus, base, tmp_path, capsys):
     fine_tune(
-        corpus,
-        base,
-        tmp_path,
-        validated=True,
-        freeze=["embeddings", "encoder"],
-        moving_average=0.5,
+        corpus, base, tmp_path, validated=True, freeze=["embeddings", "encoder"], moving_average=0.5
     )
 
     before, after = weights_of(base), weights_of(tmp_path)
@@ -239,24 +233,6 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, base, tmp_pa
     fine_tune(corpus, base, resumed, updates=4, resume=True, **changes)
 
     assert_same_weights(resumed, whole)
-
-
-def test_plan_recomputes_as_the_run_does(corpus, base, tmp_path, monkeypatch):
-    calls = []
-    enable = f"{CHECKPOINTING}_enable"
-    original = getattr(PreTrainedModel, enable)
-
-    def recorded(self, *args, **kwargs):
-        calls.append(kwargs.get("every_n_layers"))
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(PreTrainedModel, enable, recorded)
-    given = {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"every_n_layers": 2}}
-
-    fine_tune(corpus, base, tmp_path, updates=1, arguments=given)
-
-    # The plan, then Trainer.
-    assert calls == [2, 2]
 
 
 def test_adapter_is_saved_beside_the_model_that_it_makes(corpus, base, tmp_path):

@@ -148,8 +148,4 @@ def test_file_that_does_not_fit_is_refused(aligned_corpus, tmp_path, text, messa
     (tmp_path / "links").write_text("".join(lines[: count if len(lines) > 1 else 1]), "utf-8")
 
     with pytest.raises(ValueError, match=message):
-        run_training(
-            aligned_corpus,
-            tmp_path / "run",
-            {"alignments": str(tmp_path / "links")},
-        )
+        run_training(aligned_corpus, tmp_path / "run", {"alignments": str(tmp_path / "links")})

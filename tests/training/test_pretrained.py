@@ -1,5 +1,6 @@
 """Fine-tuning of imported models with the tokenizers of their own classes."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,6 @@ from ..support.training_runs import build_arguments, read_json
 
 LANGUAGES = {
     "nllb": ("deu_Latn", "eng_Latn"),
-    "m2m100": ("de", "en"),
     "mbart": ("fr_XX", "en_XX"),
 }
 
@@ -32,18 +32,34 @@ def pairs(tmp_path):
     return tmp_path
 
 
-def settings_of(name, pairs, **changes):
-    import_model(str(save_pretrained_model(name, pairs / "source")), pairs / "imported")
-    source, target = LANGUAGES.get(name, (None, None))
-    given = {"source_language": source, "target_language": target, "max_tokens_per_batch": 200}
-    # Positions of some of them end there.
-    given["max_length"] = 60
-    return TrainSettings(
-        train=[str(pairs / "train.tsv")],
-        validation=[str(pairs / "valid.tsv")],
-        init_from=str(pairs / "imported"),
-        **given | changes,
-    )
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """Folders of models by name, each imported once."""
+
+    @functools.cache
+    def folder_of(name):
+        root = tmp_path_factory.mktemp(name)
+        import_model(str(save_pretrained_model(name, root / "source")), root / "imported")
+        return str(root / "imported")
+
+    return folder_of
+
+
+@pytest.fixture
+def settings_of(pairs, imported):
+    def make(name, **changes):
+        source, target = LANGUAGES.get(name, (None, None))
+        given = {"source_language": source, "target_language": target, "max_tokens_per_batch": 200}
+        # Positions of some of them end there.
+        given["max_length"] = 60
+        return TrainSettings(
+            train=[str(pairs / "train.tsv")],
+            validation=[str(pairs / "valid.tsv")],
+            init_from=imported(name),
+            **given | changes,
+        )
+
+    return make
 
 
 def run(settings, pairs, **changes):
@@ -51,13 +67,13 @@ def run(settings, pairs, **changes):
 
 
 @pytest.mark.parametrize("name", ["nllb", "marian"])
-def test_fine_tuned_folder_has_the_tokenizer_and_its_languages(pairs, name):
-    settings = settings_of(name, pairs)
+def test_fine_tuned_folder_has_the_tokenizer_and_its_languages(settings_of, pairs, name):
+    settings = settings_of(name)
 
     folder = str(run(settings, pairs))
 
     given = Translator.from_pretrained(
-        str(pairs / "imported"),
+        settings.init_from,
         source_language=settings.source_language,
         target_language=settings.target_language,
     )
@@ -69,8 +85,8 @@ def test_fine_tuned_folder_has_the_tokenizer_and_its_languages(pairs, name):
     assert read_json(pairs / "run" / "run.json")["updates"] == 3
 
 
-def test_new_model_with_saved_tokenizers_has_their_languages(pairs):
-    fine_tuned = settings_of("mbart", pairs)
+def test_new_model_with_saved_tokenizers_has_their_languages(settings_of, pairs):
+    fine_tuned = settings_of("mbart")
     sizes = ["d_model=16", "encoder_layers=1", "decoder_layers=1"]
     settings = replace(fine_tuned, init_from=None, tokenizer=fine_tuned.init_from, config=sizes)
 
@@ -88,9 +104,9 @@ def test_new_model_with_saved_tokenizers_has_their_languages(pairs):
         assert getattr(saved, side)(**texts).input_ids == getattr(given, side)(**texts).input_ids
 
 
-def test_model_of_another_class_is_refused(pairs, tmp_path):
+def test_model_of_another_class_is_refused(settings_of, pairs, tmp_path):
     folder = save_pretrained_model("bart", tmp_path)
-    other = replace(settings_of("m2m100", pairs), init_from=str(folder))
+    other = replace(settings_of("mbart"), init_from=str(folder))
 
     with pytest.raises(
         ValueError, match="--init_from needs a model of this package, got a model of the type"
@@ -98,15 +114,8 @@ def test_model_of_another_class_is_refused(pairs, tmp_path):
         run(other, pairs)
 
 
-def test_new_model_with_tokenizers_of_several_languages_must_name_them(pairs):
-    fine_tuned = settings_of("m2m100", pairs, source_language=None)
-
-    with pytest.raises(ValueError, match="--source_language"):
-        run(replace(fine_tuned, init_from=None, tokenizer=fine_tuned.init_from), pairs)
-
-
-def test_loss_of_fine_tuning_is_that_of_the_labels_of_the_tokenizer(pairs):
-    settings = settings_of("nllb", pairs)
+def test_loss_of_fine_tuning_is_that_of_the_labels_of_the_tokenizer(settings_of, pairs):
+    settings = settings_of("nllb")
     model = AutoModelForSeq2SeqLM.from_pretrained(settings.init_from).eval()
     tokenizer = AutoTokenizer.from_pretrained(settings.init_from, src_lang="deu_Latn")
     tokenizer.tgt_lang = "eng_Latn"
@@ -121,8 +130,8 @@ def test_loss_of_fine_tuning_is_that_of_the_labels_of_the_tokenizer(pairs):
     assert results["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_decoder_of_mbart_starts_with_the_language_after_fine_tuning(pairs):
-    settings = settings_of("mbart", pairs)
+def test_decoder_of_mbart_starts_with_the_language_after_fine_tuning(settings_of, pairs):
+    settings = settings_of("mbart")
     tokenizer = AutoTokenizer.from_pretrained(settings.init_from)
 
     folder = run(settings, pairs)
@@ -133,8 +142,8 @@ def test_decoder_of_mbart_starts_with_the_language_after_fine_tuning(pairs):
     assert Translator.from_pretrained(str(folder)).tokenizer.tgt_lang == "en_XX"
 
 
-def test_column_of_languages_is_refused_by_a_model_that_names_both_sides(pairs):
-    settings = settings_of("nllb", pairs, target_language=None, tag_column="tag")
+def test_column_of_languages_is_refused_by_a_model_that_names_both_sides(settings_of, pairs):
+    settings = settings_of("nllb", target_language=None, tag_column="tag")
     (pairs / "train.tsv").write_text("eins\tone\teng_Latn\n")
     (pairs / "valid.tsv").write_text("eins\tone\teng_Latn\n")
 

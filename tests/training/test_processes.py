@@ -8,13 +8,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from vanilla_transformer_tools.training.processes import (
-    divided_like,
-    gathered,
-    is_sharded,
-    limit_waiting,
-    put_weights,
-)
+from vanilla_transformer_tools.training.processes import is_sharded, limit_waiting, put_weights
 
 from ..support import lose_a_process
 from ..support.gradients_of_one_update import build_arguments, write_corpus
@@ -53,19 +47,6 @@ def test_what_training_cannot_follow_is_refused(changes, message):
         is_sharded(trainer_of(**changes))
 
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_part_is_gathered_and_a_whole_tensor_is_itself():
-    whole = torch.ones(2)
-
-    assert gathered(SimpleNamespace(full_tensor=lambda: whole)) is whole
-    assert gathered(whole) is whole
-
-
-def test_tensor_for_a_whole_one_stays_whole():
-    weight = torch.ones(2)
-
-    assert divided_like(weight, torch.zeros(2)) is weight
 
 
 @pytest.mark.parametrize("given", ["a.weight", "b.weight"])

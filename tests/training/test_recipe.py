@@ -55,11 +55,7 @@ def test_each_evaluation_is_of_a_checkpoint_unless_there_are_none(given, expecte
 
 @pytest.mark.parametrize(
     ("given", "dtype"),
-    [
-        ({}, torch.float32),
-        ({"bf16": True}, torch.bfloat16),
-        ({"fp16": True}, torch.float16),
-    ],
+    [({}, torch.float32), ({"bf16": True}, torch.bfloat16), ({"fp16": True}, torch.float16)],
 )
 def test_products_have_the_type_that_is_asked_for(given, dtype):
     assert dtype_of_products(Namespace(**{"bf16": False, "fp16": False} | given)) == dtype
@@ -88,14 +84,6 @@ def test_run_of_minutes_is_saved_and_scored_by_updates():
 
     assert (given["save_strategy"], given["eval_strategy"]) == ("steps", "steps")
     assert "eval_strategy" not in recipe(TrainSettings(**TRAINED, minutes=1.0))
-
-
-def test_no_process_searches_for_unused_parameters():
-    assert recipe(TrainSettings(**TRAINED))["ddp_find_unused_parameters"] is False
-
-
-def test_lost_process_is_noticed_within_ten_minutes():
-    assert recipe(TrainSettings(**TRAINED))["ddp_timeout"] == 10 * 60
 
 
 # Config fields

@@ -8,12 +8,7 @@ import sys
 
 import pytest
 import torch
-from transformers import (
-    Seq2SeqTrainingArguments,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Seq2SeqTrainingArguments, TrainerControl, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.files import checksum
 from vanilla_transformer_tools.settings import TrainSettings
@@ -62,13 +57,6 @@ def test_curves_show_losses_score_and_learning_rate(tmp_path):
     # The y axis of the picture points downwards.
     assert loss[0][1] < loss[1][1] < loss[2][1]
     assert bleu[1][1] < bleu[0][1]
-
-
-def test_curves_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[plot\]'"):
-        plot_curves(tmp_path, "bleu")
 
 
 TOKEN = "hf_" + "aB3" * 11

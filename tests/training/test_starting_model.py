@@ -1,21 +1,14 @@
 """Tokenizers and model that a run starts with, and the batches of their pairs."""
 
-import signal
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import pytest
 import torch
 from datasets import Dataset
-from transformers import MarianConfig, TrainerCallback
+from transformers import MarianConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training import starting_model
-from vanilla_transformer_tools.training.averaging import Outcome
-from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 
 from ..support.training_runs import SIZES
 
@@ -105,28 +98,3 @@ def test_new_model_is_compiled_and_attends_as_it_is_asked_for(monkeypatch, given
 
     assert model.config._attn_implementation == given.get("attn_implementation", "sdpa")
     assert compiled == (["reset", model] if "compile_layers" in given else [])
-
-
-@pytest.mark.parametrize("is_sharded", [False, True])
-def test_second_signal_leaves_weights_to_save_unless_they_are_divided(monkeypatch, is_sharded):
-    error = StoppedBySignalError(signal.SIGINT)
-
-    def train(resume_from_checkpoint):
-        raise error
-
-    trainer = SimpleNamespace(
-        train=train,
-        is_sharded=is_sharded,
-        add_callback=print,
-        check_weights=list,
-        moving_average=None,
-    )
-    monkeypatch.setattr(training, "progress_shown", lambda *_: nullcontext())
-    plan = SimpleNamespace(settings=SETTINGS, checkpoint=None)
-
-    try:
-        ended = training._run(plan, trainer, StopOnRequest(None), TrainerCallback())
-    except StoppedBySignalError:
-        # Other processes may no longer answer. Pytest itself would end with this error.
-        ended = None
-    assert ended == (None if is_sharded else (Outcome("last update"), error))

@@ -90,14 +90,6 @@ def test_rate_ends_at_zero_with_the_time_at_any_pace(monkeypatch, pace):
     assert 97 <= run.now - 1000 <= 97 + pace
 
 
-def test_half_of_the_time_is_half_of_the_rate(monkeypatch):
-    run = Run(monkeypatch)
-
-    run.update(48.5)
-
-    assert run.update(0) == pytest.approx(0.5)
-
-
 def test_warm_up_is_in_updates(monkeypatch):
     run = Run(monkeypatch, warmup=40)
 

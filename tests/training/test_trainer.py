@@ -95,18 +95,3 @@ def test_bf16_training_keeps_the_weights_in_float32(tmp_path):
         # Two updates on gradients of eight bits; a key's bias has rounding noise for a gradient.
         tolerance = 0.1 * (end[name] - start[name]).norm() + 1e-3
         assert (weight - end[name]).norm() < tolerance, name
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_compiled_training_gives_the_same_weights(tmp_path):
-    eager, compiled = (
-        # Generating C++ would take minutes.
-        build_trainer(tmp_path, torch_compile=flag, torch_compile_backend=backend)
-        for flag, backend in ((False, None), (True, "aot_eager"))
-    )
-
-    for trainer in (eager, compiled):
-        trainer.train()
-
-    assert_same(weights(compiled.model), weights(eager.model))

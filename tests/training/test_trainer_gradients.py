@@ -10,12 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..support import gradients_of_one_update as one_update
-from ..support.gradients_of_one_update import (
-    SHARED,
-    SMOOTHINGS,
-    SPLITS,
-    gradients_of_one_update,
-)
+from ..support.gradients_of_one_update import SHARED, gradients_of_one_update
 from ..support.launching import launch
 
 
@@ -42,11 +37,7 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     tolerance = 1e-5 * max(value.abs().max().item() for value in expected.values())
     for name, value in expected.items():
         torch.testing.assert_close(
-            actual[name],
-            value,
-            rtol=0,
-            atol=tolerance,
-            msg=lambda text, at=name: f"{at} {text}",
+            actual[name], value, rtol=0, atol=tolerance, msg=lambda text, at=name: f"{at} {text}"
         )
 
 
@@ -59,8 +50,7 @@ def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("split", "smoothing"), SHARED)
 def test_gradients_are_those_of_one_mean_when_batches_are_accumulated(tmp_path, split, smoothing):
     gradients = gradients_of_one_update(tmp_path, split, smoothing)
 

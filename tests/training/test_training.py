@@ -273,15 +273,6 @@ def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_trai
     assert read_json(tmp_path / "run" / "run.json")["dropped_pairs"] == {"overlap": 1}
 
 
-def test_run_that_computes_losses_alone_has_a_card_without_scores(corpus, tmp_path):
-    alone = {"prediction_loss_only": True, "metric_for_best_model": "loss"}
-
-    run_training(corpus, tmp_path, **alone)
-
-    assert not (tmp_path / "results.json").exists()
-    assert "Not evaluated yet" in (tmp_path / "README.md").read_text("utf-8")
-
-
 # What an update is made from
 
 
@@ -358,16 +349,6 @@ def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_score
     assert_saved(tmp_path, 10.0, "best checkpoint")
 
 
-def test_run_that_is_resumed_without_more_updates_is_scored_again(run_scored, tmp_path):
-    run_scored([10.0, 12.0], epochs=1.5)
-    weights = weights_of(tmp_path)
-
-    run_scored([12.0], epochs=1.5, resume=True)
-
-    torch.testing.assert_close(weights_of(tmp_path), weights, rtol=0, atol=0)
-    assert_saved(tmp_path, 12.0, "best checkpoint")
-
-
 def test_evaluations_change_no_update(corpus, tmp_path):
     settings = {"average_last": 1, "max_validation_pairs": 2}
     given = {"max_steps": 3, "load_best_model_at_end": False}
@@ -392,17 +373,6 @@ def test_vocabulary_of_a_saved_tokenizer_is_not_contradicted(model_folder, corpu
 
     with pytest.raises(ValueError, match="--config must leave out eos_token_id with --tokenizer"):
         run_training(corpus, tmp_path, UNVALIDATED | settings, max_steps=1)
-
-
-def test_tokenizer_may_be_saved_without_a_model(corpus, tmp_path):
-    tokenizer = VanillaTransformerTokenizer.train(["ein hund rennt", "a dog runs"], vocab_size=300)
-    tokenizer.save_pretrained(tmp_path / "saved")
-    settings = {"tokenizer": str(tmp_path / "saved")}
-
-    run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
-
-    trained = VanillaTransformerTokenizer.from_pretrained(tmp_path / "run")
-    assert trained.get_vocab() == tokenizer.get_vocab()
 
 
 def test_tokenizer_of_another_kind_is_refused_with_what_is_possible(corpus, tmp_path):

@@ -5,12 +5,7 @@ import pytest
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.filters import read_corpus
 
-from ..support.training_runs import (
-    build_settings,
-    read_json,
-    read_log,
-    run_training,
-)
+from ..support.training_runs import build_settings, read_json, read_log, run_training
 
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002"
 
@@ -61,17 +56,9 @@ def test_another_set_may_decide_which_checkpoint_is_best(corpus, tmp_path, monke
 
     monkeypatch.setattr("vanilla_transformer_tools.training.run.scorer", scorer)
     pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
-    settings = {
-        "validation_sets": [f"other={pair}"],
-        "average_last": 1,
-        "metrics": ["bleu"],
-    }
+    settings = {"validation_sets": [f"other={pair}"], "average_last": 1, "metrics": ["bleu"]}
     run_training(
-        corpus,
-        tmp_path / "run",
-        settings,
-        num_train_epochs=2,
-        metric_for_best_model="other_bleu",
+        corpus, tmp_path / "run", settings, num_train_epochs=2, metric_for_best_model="other_bleu"
     )
 
     assert read_json(tmp_path / "run/results.json")["other"]["bleu"] == 30

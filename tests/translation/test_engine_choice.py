@@ -14,11 +14,7 @@ import torch
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools import files, saved_folder
 from vanilla_transformer_tools.files import CACHE_VARIABLE
-from vanilla_transformer_tools.translation import (
-    Translator,
-    ctranslate2_conversion,
-    engine_choice,
-)
+from vanilla_transformer_tools.translation import Translator, ctranslate2_conversion, engine_choice
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engine_choice import Conversion
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
@@ -298,22 +294,6 @@ def test_cache_that_cannot_be_written_leaves_torch_and_one_line(
     (said,) = caplog.messages
     assert said.startswith("torch translates: a conversion cannot be kept: ")
     assert str(tmp_path / "file") in said
-
-
-def test_full_disk_leaves_torch_and_nothing_else(load, cache, monkeypatch, caplog):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(engine_choice, "write_lines", fail)
-
-    translator = load()
-
-    assert len(texts(translator)) == len(LINES)
-    assert translator.engine.name == "torch"
-    (said,) = caplog.messages
-    assert f"no room for the conversion for CTranslate2 in {str(cache / 'ctranslate2')!r}" in said
-    assert f"set {CACHE_VARIABLE} to another folder" in said
-    assert list((cache / "ctranslate2").iterdir()) == []
 
 
 def test_read_only_cache_is_used(load, monkeypatch):

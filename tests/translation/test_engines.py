@@ -59,18 +59,20 @@ def rank(models, source, hypothesis, length_penalty, prefix_length=0):
     return float(generated.sum()) / len(generated) ** length_penalty
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 2.0])
+@pytest.mark.parametrize(("models", "length_penalty"), [(1, 0.0), (1, 2.0), (2, 2.0)])
 def test_hypotheses_are_ranked_by_log_probability_over_length_to_the_penalty(
-    tiny_model, length_penalty
+    tiny_model, other_model, models, length_penalty
 ):
     search = {"num_beams": 4, "num_hypotheses": 4, "length_penalty": length_penalty}
+    parts = [tiny_model, other_model][:models]
 
-    found = translate(TorchEngine(tiny_model), **search, scores=True)
+    found = translate(TorchEngine(*parts), **search, scores=True)
 
     for source, hypotheses in zip(SOURCES, found, strict=True):
         scores = [hypothesis.score for hypothesis in hypotheses]
+        # Of several models, by the mean of their probabilities.
         assert scores == pytest.approx(
-            [rank([tiny_model], source, one, length_penalty) for one in hypotheses], abs=1e-4
+            [rank(parts, source, one, length_penalty) for one in hypotheses], abs=1e-4
         )
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(one.tokens) for one in hypotheses}) == 4
@@ -358,24 +360,6 @@ def test_ensemble_refuses_more_beams_than_it_has_tokens_for(tiny_model):
     assert translate(together, num_beams=tokens // 2 - 1)
     with pytest.raises(ValueError, match=message):
         translate(together, num_beams=tokens // 2)
-
-
-def test_ensemble_ranks_by_the_mean_of_the_probabilities(tiny_model, other_model):
-    models = [tiny_model, other_model]
-    found = translate(
-        TorchEngine(*models),
-        num_beams=3,
-        num_hypotheses=3,
-        length_penalty=2.0,
-        scores=True,
-    )
-
-    for source, hypotheses in zip(SOURCES, found, strict=True):
-        scores = [hypothesis.score for hypothesis in hypotheses]
-        assert scores == pytest.approx(
-            [rank(models, source, one, 2.0) for one in hypotheses], abs=1e-4
-        )
-        assert scores == sorted(scores, reverse=True)
 
 
 def test_ensemble_aligns_by_the_mean_attention_of_its_models(tiny_model, other_model):

@@ -51,10 +51,7 @@ def test_unknown_words_are_shown_and_counted_or_replaced(monkeypatch, kind, text
 
 def test_alternatives_have_their_own_words(monkeypatch):
     translator = build(
-        monkeypatch,
-        outputs=("w1 x", "x y w2", "w1 w2"),
-        replace_unknown=True,
-        num_hypotheses=3,
+        monkeypatch, outputs=("w1 x", "x y w2", "w1 w2"), replace_unknown=True, num_hypotheses=3
     )
 
     first, second = translator.translate(["A B", "C D E"])
