@@ -20,12 +20,13 @@ from lab import seconds_of
 from neighbours import build, check_same_logits, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.interop.marian_files import (
+from vanilla_transformer_tools.interop.marian import (
     DECODER_FILE,
     NO_ENTRY,
+    has_engine,
     vocabulary_tokenizer,
+    write_marian,
 )
-from vanilla_transformer_tools.interop.to_marian import has_engine, write_marian
 from vanilla_transformer_tools.settings import PRESETS
 from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair

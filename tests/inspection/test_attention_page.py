@@ -7,8 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from vanilla_transformer_tools.inspection.attention_maps import AttentionMap, AttentionMaps
-from vanilla_transformer_tools.inspection.attention_page import write_attention_page
+from vanilla_transformer_tools.inspection.attention_maps import (
+    AttentionMap,
+    AttentionMaps,
+    write_attention_page,
+)
 
 HEARD = ("<b>", "</script>", '"q"', "&amp;", "أنا", "</s>")
 WRITTEN = ("中", "␣文", "</s>")

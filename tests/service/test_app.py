@@ -15,10 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.service.app import Service
-from vanilla_transformer_tools.service.callers import allowed_hosts
-from vanilla_transformer_tools.service.languages import ServedLanguages
+from vanilla_transformer_tools.service.connections import allowed_hosts
 from vanilla_transformer_tools.service.requests import Limits
-from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.service.translators import ServedLanguages, Translators
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model

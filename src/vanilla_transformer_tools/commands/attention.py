@@ -106,7 +106,7 @@ def _show(
 
     maps = read_attention(translator, *texts)
     if output.suffix == ".html":
-        from vanilla_transformer_tools.inspection.attention_page import write_attention_page
+        from vanilla_transformer_tools.inspection.attention_maps import write_attention_page
 
         write_attention_page(
             maps, output, kind=settings.kind, layer=settings.layer, head=settings.head

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.files import names_below, new_folder
-from vanilla_transformer_tools.interop import onnx, to_marian
+from vanilla_transformer_tools.interop import marian, onnx
 from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
 from vanilla_transformer_tools.interop.to_transformers import (
     FORMATS,
@@ -256,10 +256,10 @@ def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> Logit
 def _write_marian(
     engine: TorchEngine, tokenizers: TokenizerPair, folder: Path, sources: list[list[int]]
 ) -> Agreement | None:
-    to_marian.write_marian(engine.model, tokenizers, folder)
-    if not to_marian.has_engine():
+    marian.write_marian(engine.model, tokenizers, folder)
+    if not marian.has_engine():
         return None
-    translate = partial(to_marian.translate, folder, tokenizers)
+    translate = partial(marian.translate, folder, tokenizers)
     # Marian normalises over all tokens, also over those that it does not generate.
     agreement = _compare_translations(engine, translate, sources[::_MARIAN_SHARE], banned=[])
     agreement.check(*_TOLERANCES["float32"])
@@ -311,7 +311,7 @@ def _sample_sources(
 
 def _best(engine: Engine, sources: list[list[int]], search: Search) -> list[Hypothesis]:
     """The best translation of each source."""
-    limits = [to_marian.LENGTH_FACTOR * len(source) for source in sources]
+    limits = [marian.LENGTH_FACTOR * len(source) for source in sources]
     found = engine.translate_batch(sources, [[] for _ in sources], limits, search)
     return [hypotheses[0] for hypotheses in found]
 

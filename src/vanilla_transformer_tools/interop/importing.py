@@ -22,7 +22,7 @@ from vanilla_transformer_tools.files import new_folder
 from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fairseq import find_fairseq_file, read_checkpoint
 from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
-from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, find_npz, read_marian
+from vanilla_transformer_tools.interop.marian import NO_ENTRY, find_npz, read_marian
 from vanilla_transformer_tools.interop.tensor_files import (
     check_shards,
     check_zip,

@@ -26,10 +26,13 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.page.page import LARGEST_FILE, Page
-from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, Choices
-from vanilla_transformer_tools.page.word_links import runs_from_right
-from vanilla_transformer_tools.service.callers import allowed_hosts, of_own_origin
-from vanilla_transformer_tools.service.connections import Connection, report_failed_accepts_once
+from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, Choices, runs_from_right
+from vanilla_transformer_tools.service.connections import (
+    Connection,
+    allowed_hosts,
+    of_own_origin,
+    report_failed_accepts_once,
+)
 from vanilla_transformer_tools.text.blanks import UNBLANKED
 
 # Seconds between two deletions of readers' files, and the age of those that are deleted.

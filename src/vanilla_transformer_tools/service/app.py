@@ -20,9 +20,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError, Results
-from vanilla_transformer_tools.service.callers import LOOPBACK_HOSTS, of_own_origin
-from vanilla_transformer_tools.service.connections import report_failed_accepts_once
-from vanilla_transformer_tools.service.languages import AUTOMATIC
+from vanilla_transformer_tools.service.connections import (
+    LOOPBACK_HOSTS,
+    of_own_origin,
+    report_failed_accepts_once,
+)
 from vanilla_transformer_tools.service.requests import (
     FORM,
     Limits,
@@ -30,7 +32,7 @@ from vanilla_transformer_tools.service.requests import (
     TranslationRequest,
     split_lines,
 )
-from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.service.translators import AUTOMATIC, Translators
 from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.segments import join_pieces
 

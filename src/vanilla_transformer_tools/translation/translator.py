@@ -27,13 +27,14 @@ from vanilla_transformer_tools.translation.engine_choice import (
 )
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.marks import (
+    kinds_of,
     marked_pieces,
     place_marks,
     read_marks,
+    symbols_of,
 )
 from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.placing import MarkedPiece
-from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
 from vanilla_transformer_tools.translation.results import (
     Piece,
     Translation,
