@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -268,16 +268,26 @@ def _load_converted(
         load_torch()
     config = GenerationConfig.from_pretrained(folder)
     conversion = Conversion(cast(Path, cache_folder()), folder)
-    load = partial(
-        CTranslate2Engine, device="cpu", compute_type="float32", patience=patience(config)
-    )
-    if conversion.agrees() is None:
-        torch_engine = load_torch()
-        conversion.make(
-            torch_engine.model,
-            tokenizer,
-            lambda new: _translate_alike(torch_engine, load(new), tokenizer),
+
+    def load(converted: Path) -> CTranslate2Engine:
+        options = {"device": "cpu", "compute_type": "float32"}
+        return CTranslate2Engine(converted, patience=patience(config), **options)
+
+    def is_alike(converted: Path) -> bool:
+        """Whether both engines translate a sample of random tokens alike."""
+        engine = load_torch()
+        longest = int(min(_SAMPLE_TOKENS, engine.last_position - 1))
+        sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
+        limits = [len(source) + _SAMPLE_TOKENS for source in sources]
+        found = (
+            one.translate_batch(sources, [[] for _ in sources], limits, Search())
+            for one in (engine, load(converted))
         )
+        ours, theirs = ([(best.tokens, best.end) for (best,) in outputs] for outputs in found)
+        return ours == theirs
+
+    if conversion.agrees() is None:
+        conversion.make(load_torch().model, tokenizer, is_alike)
     else:
         check_files(model)
     mark_used(conversion.folder)
@@ -286,20 +296,6 @@ def _load_converted(
     engine = load(conversion.folder)
     choice = f"{engine.name} translates: on this CPU it is faster for this model."
     return LoadedEngine(engine, config, choice)
-
-
-def _translate_alike(
-    engine: TorchEngine, other: CTranslate2Engine, tokenizer: PreTrainedTokenizerBase
-) -> bool:
-    """Whether two engines translate a sample of random tokens alike."""
-    longest = int(min(_SAMPLE_TOKENS, engine.last_position - 1))
-    sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
-    limits = [len(source) + _SAMPLE_TOKENS for source in sources]
-    outputs = []
-    for one in (engine, other):
-        found = one.translate_batch(sources, [[] for _ in sources], limits, Search())
-        outputs.append([(best.tokens, best.reached_limit) for (best,) in found])
-    return outputs[0] == outputs[1]
 
 
 def random_sources(tokenizer: PreTrainedTokenizerBase, lines: int, longest: int) -> list[list[int]]:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Protocol
 
 import torch
@@ -168,13 +167,13 @@ class TorchEngine:
                 "The models of an ensemble must have the same vocabularies, got sizes of source "
                 f"and target {sizes}. Train them with the same tokenizer."
             )
-        foreign = {type(model).__name__ for model in models if not _is_vanilla(model)}
-        if len(models) > 1 and foreign:
-            raise ValueError(
-                "The models of an ensemble must be vanilla Transformers, got "
-                f"{', '.join(sorted(foreign))}. Bring them in first: vanilla-transformer import."
-            )
         if len(models) > 1:
+            if foreign := {type(model).__name__ for model in models if not _is_vanilla(model)}:
+                raise ValueError(
+                    "The models of an ensemble must be vanilla Transformers, got "
+                    f"{', '.join(sorted(foreign))}. Bring them in first: vanilla-transformer "
+                    "import."
+                )
             refuse_torch_only(models[0].generation_config, "An ensemble", "give one model")
         _, self.vocab_size = sizes[0]
         self.models = [model.eval() for model in models]
@@ -214,11 +213,12 @@ class TorchEngine:
         hypotheses = [
             self._hypothesis(output, limits[index // count]) for index, output in enumerate(outputs)
         ]
-        if search.scores or (search.do_sample and count > 1):
+        is_ranked = search.do_sample and count > 1
+        if search.scores or is_ranked:
             hypotheses = self._scored(sources, hypotheses, prefixes[0], search)
-        grouped = iter(hypotheses)
-        results = [list(islice(grouped, count)) for _ in sources]
-        if search.do_sample and count > 1:
+        starts = range(0, len(hypotheses), count)
+        results = [hypotheses[start : start + count] for start in starts]
+        if is_ranked:
             results = [sorted(group, key=lambda one: -one.score) for group in results]
         return results
 
@@ -287,13 +287,9 @@ class TorchEngine:
         decoding = decodings[0] if len(decodings) == 1 else MeanDecoding(decodings)
         arguments = (decoding, prompt, beyond, self.end_ids, constraints)
         if search.num_beams == 1:
-            processors = _sampling(search, sources)
-
-            def draw(scores: Tensor) -> Tensor:
-                return processors(prompt, scores).argmax(-1)
-
-            outputs = greedy_search(*arguments, draw if search.do_sample else None)
-            found = [[tokens] for tokens in outputs]
+            noisy = _sampling(search, sources)
+            draw = (lambda scores: noisy(prompt, scores).argmax(-1)) if search.do_sample else None
+            found = [[tokens] for tokens in greedy_search(*arguments, draw)]
         else:
             settings = (search.num_beams, search.length_penalty, config.early_stopping or False)
             allowed = self.vocab_size - len(constraints.banned)
@@ -382,11 +378,11 @@ class TorchEngine:
             chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
             alignment: list[list[int]] = [[]] * len(part)
             if align:
-                weights = [
-                    _aligned(model, output.cross_attentions)
-                    for model, output in zip(self.models, outputs, strict=True)
-                ]
-                alignment = _alignment(weights, mask, end_length)
+                attentions = [output.cross_attentions for output in outputs]
+                weights = torch.stack([*map(_aligned, self.models, attentions)]).mean(0)
+                ends = mask.sum(-1) - end_length
+                is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
+                alignment = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
             for target, scores, positions in zip(part, chosen, alignment, strict=True):
                 yield ForcedPass(scores[: len(target)], positions[: len(target)])
 
@@ -405,14 +401,13 @@ class TorchEngine:
         prefix: list[int],
         search: Search,
     ) -> list[Hypothesis]:
-        scored = []
-        forced = len(search.opening(prefix))
-        targets = [hypothesis.ended for hypothesis in hypotheses]
-        for hypothesis, read in zip(hypotheses, self.force(sources, targets), strict=True):
-            length = len(read.log_probs) - search.uncounted(prefix)
-            score = sum(read.log_probs[forced:]) / length**search.length_penalty
-            scored.append(replace(hypothesis, score=score))
-        return scored
+        forced, uncounted = len(search.opening(prefix)), search.uncounted(prefix)
+        passes = self.force(sources, [hypothesis.ended for hypothesis in hypotheses])
+        scores = (
+            sum(one.log_probs[forced:]) / (len(one.log_probs) - uncounted) ** search.length_penalty
+            for one in passes
+        )
+        return [replace(one, score=score) for one, score in zip(hypotheses, scores, strict=True)]
 
     def _hypothesis(self, output: list[int], limit: int) -> Hypothesis:
         # Beam search may pad rows with `</s>`; one beyond the limit does not end the output.
@@ -433,15 +428,14 @@ class TorchEngine:
 @contextmanager
 def attention_weights(models: Sequence[PreTrainedModel]) -> Iterator[None]:
     """Makes models return their attention weights: other classes only do so with `eager`."""
-    others = [
-        (model, model.config._attn_implementation) for model in models if not _is_vanilla(model)
-    ]
+    others = [model for model in models if not _is_vanilla(model)]
+    before = [model.config._attn_implementation for model in others]
     try:
-        for model, _ in others:
+        for model in others:
             model.set_attn_implementation("eager")
         yield
     finally:
-        for model, implementation in others:
+        for model, implementation in zip(others, before, strict=True):
             model.set_attn_implementation(implementation)
 
 
@@ -459,23 +453,6 @@ def _aligned(model: PreTrainedModel, cross_attentions: tuple[Tensor, ...]) -> Te
     return torch.stack([layers[layer][:, head] for layer, head in named]).float().mean(0)
 
 
-def _alignment(
-    attentions: list[Tensor], attention_mask: Tensor, end_length: int
-) -> list[list[int]]:
-    """For each target position the source position with most weight; see `TorchEngine.force`.
-
-    Args:
-        attentions: Weights of each model, `[rows, T, S]`.
-        attention_mask: 1 = real source token, `[rows, S]`.
-        end_length: Number of tokens at the end of each source that are no text.
-    """
-    weights = torch.stack(attentions).mean(0)
-    ends = attention_mask.sum(-1) - end_length
-    is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
-    positions: list[list[int]] = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
-    return positions
-
-
 def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
     """Processors that turn greedy search into sampling; none without `do_sample`."""
     processors = LogitsProcessorList()
@@ -486,17 +463,13 @@ def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
             processors.append(TopKLogitsWarper(search.top_k))
         if search.top_p < 1.0:
             processors.append(TopPLogitsWarper(search.top_p))
-        ranks = [index % search.num_hypotheses for index in range(len(sources))]
-        seeds = [
-            _seed(search.seed, rank, source) for rank, source in zip(ranks, sources, strict=True)
+        kinds = [
+            (search.seed, index % search.num_hypotheses, source)
+            for index, source in enumerate(sources)
         ]
-        processors.append(GumbelNoise(seeds))
+        digests = (hashlib.blake2b(repr(one).encode(), digest_size=8).digest() for one in kinds)
+        processors.append(GumbelNoise([int.from_bytes(one, "big") for one in digests]))
     return processors
-
-
-def _seed(seed: int, rank: int, source: list[int]) -> int:
-    digest = hashlib.blake2b(repr((seed, rank, source)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
 
 
 class GumbelNoise(LogitsProcessor):
