@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
-from typing import cast
 
 import regex
-from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.text.blanks import blank_ends, without_blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -107,13 +105,8 @@ def _part_of(span: Span, start: int, end: int, is_last: bool) -> Span | None:
         is_inside = start <= span.start < end or (is_last and span.start == end)
     else:
         is_inside = span.start < end and start < span.end
-    if not is_inside:
-        return None
-    return replace(
-        span,
-        start=max(span.start, start) - start,
-        end=min(span.end, end) - start,
-    )
+    part = replace(span, start=max(span.start, start) - start, end=min(span.end, end) - start)
+    return part if is_inside else None
 
 
 def place_marks(
@@ -235,15 +228,13 @@ def symbols_of(tokenizers: TokenizerPair) -> list[str]:
     """Symbols that stand for items: `<ph1>`, `<ph2>` and so on, or `<ph>`, if a model has them."""
 
     def is_known(symbol: str) -> bool:
-        return all(_has(side, symbol) for side in (tokenizers.source, tokenizers.target))
+        return all(
+            side.convert_tokens_to_ids(symbol) not in (None, side.unk_token_id)
+            for side in (tokenizers.source, tokenizers.target)
+        )
 
     numbered = list(takewhile(is_known, (f"<ph{number}>" for number in count(1))))
     return numbered or list(filter(is_known, ["<ph>"]))
-
-
-def _has(tokenizer: PreTrainedTokenizerBase, symbol: str) -> bool:
-    token_id = cast(int | None, tokenizer.convert_tokens_to_ids(symbol))
-    return token_id is not None and token_id != tokenizer.unk_token_id
 
 
 def symbols_for(items: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:

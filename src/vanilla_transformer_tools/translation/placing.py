@@ -7,7 +7,7 @@ stays as it is.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from vanilla_transformer_tools.text.blanks import UNBLANKED, blank_ends, without_blank_ends
@@ -177,24 +177,14 @@ class _Placing:
         def is_free(window: tuple[int, int]) -> bool:
             return all(window[1] <= start or end <= window[0] for start, end in taken)
 
-        lost = []
-        for item in self.items:
-            text = self.source[item.start : item.end]
-            copies = (found.span() for found in re.finditer(_alone(text), self.target))
-            window = next((window for window in copies if is_free(window)), None)
-            if window is None:
-                lost.append(item)
-            else:
-                item.window = window
-                taken.append(window)
-        for item in lost:
-            window = self._words_of(item)
-            if window is None or not is_free(window):
-                window = self.end, self.end
-                self.missing += 1
-            else:
-                taken.append(window)
-            item.window = window
+        waiting = self.items
+        for places_of in (self._copies_of, self._words_of):
+            for item in waiting:
+                item.window = next(filter(is_free, places_of(item)), (self.end, self.end))
+                if item.window[0] < item.window[1]:
+                    taken.append(item.window)
+            waiting = [item for item in waiting if item.window[0] == item.window[1]]
+        self.missing = len(waiting)
         items = [
             _Unit(*item.window, (((item.start + item.end) / 2, 1),))
             for item in self.items
@@ -203,8 +193,16 @@ class _Placing:
         words = [word for word in self.words if is_free((word.start, word.end))]
         self.units = sorted([*items, *words], key=lambda unit: unit.start)
 
-    def _words_of(self, item: Span) -> tuple[int, int] | None:
-        """The longest run of words that are linked to an item."""
+    def _copies_of(self, item: Span) -> Iterator[tuple[int, int]]:
+        """Where the text of an item is that is no part of a longer word or number."""
+        text = self.source[item.start : item.end]
+        before = r"(?<!\w)" if text[:1].isalnum() else ""
+        after = r"(?!\w)" if text[-1:].isalnum() else ""
+        for found in re.finditer(before + re.escape(text) + after, self.target):
+            yield found.span()
+
+    def _words_of(self, item: Span) -> list[tuple[int, int]]:
+        """The longest run of words that are linked to an item, if there are any."""
         runs: list[tuple[int, int]] = []
         for word in self.words:
             if any(item.start <= place < item.end for place, _ in word.sources):
@@ -212,7 +210,7 @@ class _Placing:
                     runs[-1] = runs[-1][0], word.end
                 else:
                     runs.append((word.start, word.end))
-        return max(runs, key=lambda run: run[1] - run[0], default=None)
+        return sorted(runs, key=lambda run: run[0] - run[1])[:1]
 
     def _linked(self, start: int, end: int) -> _Unit:
         """A word of the translation with the middles of the source tokens it is linked to."""
@@ -235,7 +233,7 @@ class _Placing:
                 if self.source[span.start : span.end].strip():
                     with_words.append(span)
                 else:
-                    place = min(max(self._place_of(span.start), outer.window[0]), outer.window[1])
+                    place = sorted([self._place_of(span.start), *outer.window])[1]
                     span.window = place, place
                     waiting.append((span, range(0)))
             waiting += self._share(outer, units, with_words)
@@ -328,13 +326,6 @@ class _Placing:
         wanted = place / max(1, len(self.source)) * len(self.units)
         nearest = self.units[min(len(self.units) - 1, int(wanted))]
         return nearest.end if is_after else nearest.start
-
-
-def _alone(text: str) -> str:
-    """Pattern for a text that is no part of a longer word or number."""
-    before = r"(?<!\w)" if text[:1].isalnum() else ""
-    after = r"(?!\w)" if text[-1:].isalnum() else ""
-    return before + re.escape(text) + after
 
 
 def _below(whole: Span, spans: Sequence[Span]) -> dict[int, list[Span]]:
