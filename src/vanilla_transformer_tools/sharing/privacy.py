@@ -159,11 +159,8 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
 def _detectors() -> list[RegexBasedDetector]:
     """The detectors of detect-secrets that ordinary text does not set off."""
     kinds: Mapping[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
-    return [
-        kind()
-        for name, kind in kinds.items()
-        if issubclass(kind, RegexBasedDetector) and name not in _UNUSED_DETECTORS
-    ]
+    kept = (kind for name, kind in kinds.items() if name not in _UNUSED_DETECTORS)
+    return [kind() for kind in kept if issubclass(kind, RegexBasedDetector)]
 
 
 def _find_secrets(
@@ -207,12 +204,7 @@ def _masked(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Cleaner:
-    """Cleans the values of a record.
-
-    Attributes:
-        names: Names that replace the paths of data, by path.
-        secrets: Variables of the environment that hold a secret, with their values.
-    """
+    """Cleans the values of a record; `names` replace the paths of data."""
 
     names: Mapping[str, str]
     secrets: list[tuple[str, str]]
