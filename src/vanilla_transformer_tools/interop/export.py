@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -188,7 +187,12 @@ def export_model(
             elif format == "marian-npz":
                 agreement = _write_marian(engine, tokenizers, files, sources)
             else:
-                _fit_tokenizers(files, is_needed=format == "web")
+                try:
+                    fit_transformers_js(files)
+                except ValueError as error:
+                    if format == "web":
+                        raise
+                    logger.warning("The tokenizer is for Python only. %s", error)
                 if format == "web":
                     runtime(folder)
                 agreement = _write_onnx(engine, files, sources, weights)
@@ -233,15 +237,6 @@ def _write_onnx(
         agreement.check(*_INTEGER_TOLERANCE)
     onnx.save_interface(engine.model, folder, quantization)
     return agreement
-
-
-def _fit_tokenizers(folder: Path, *, is_needed: bool) -> None:
-    try:
-        fit_transformers_js(folder)
-    except ValueError as error:
-        if is_needed:
-            raise
-        logger.warning("The tokenizer is for Python only. %s", error)
 
 
 def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> LogitGap:
@@ -293,20 +288,14 @@ def _check_output(output: Path, *, force: bool, is_forceable: bool) -> None:
 def _sample_sources(
     engine: TorchEngine, tokenizer: PreTrainedTokenizerBase, lines: list[str] | None
 ) -> list[list[int]]:
-    """Ids with `</s>` of lines, blank ones left out, or of random tokens; long ones last.
-
-    Raises:
-        ValueError: If there are no lines.
-    """
+    """Ids with `</s>` of lines, blank ones left out, or of random tokens; long ones last."""
     if lines is None:
         longest = int(min(_LONGEST_LINE, engine.last_position - 1))
-        sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
-    else:
-        texts = [line for line in lines if line.strip()]
-        if not texts:
-            raise ValueError(f"The sample must have lines with text, got {len(lines)} blank ones.")
-        sources = tokenizer(texts)["input_ids"]
-    return sorted(sources, key=len)
+        return sorted(random_sources(tokenizer, _SAMPLE_LINES, longest), key=len)
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise ValueError(f"The sample must have lines with text, got {len(lines)} blank ones.")
+    return sorted(tokenizer(texts)["input_ids"], key=len)
 
 
 def _best(engine: Engine, sources: list[list[int]], search: Search) -> list[Hypothesis]:
@@ -393,14 +382,8 @@ def _batches(sources: list[list[int]]) -> list[list[list[int]]]:
 def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
     """The model's logits of the next token at each position of the targets, `[B, T, V]`."""
     filler = model.config.pad_token_id
-    input_ids, attention_mask = padded(sources, filler)
-    # The start token and the targets, without their last token.
+    input_ids, mask = padded(sources, filler)
     start, _ = start_and_ends(model)
-    decoder_input_ids, _ = padded([[start, *row[:-1]] for row in targets], filler)
-    outputs = model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        decoder_input_ids=decoder_input_ids,
-        use_cache=False,
-    )
-    return outputs.logits
+    read, _ = padded([[start, *row[:-1]] for row in targets], filler)
+    arguments = {"attention_mask": mask, "decoder_input_ids": read, "use_cache": False}
+    return model(input_ids=input_ids, **arguments).logits

@@ -97,18 +97,15 @@ def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     config = _entries(content.get("cfg"))
     for part in (config.get("task"), config.get("model"), content.get("args")):
-        for name, value in _entries(part).items():
-            if name in ("encoder", "decoder"):
-                settings |= {f"{name}_{key}": inner for key, inner in _entries(value).items()}
-            else:
-                settings[name] = value
+        settings |= _entries(part)
+        for stack in ("encoder", "decoder"):
+            inner = _entries(settings.pop(stack, None))
+            settings |= {f"{stack}_{name}": value for name, value in inner.items()}
     # As fairseq itself fills in what its older releases had otherwise.
-    settings["arch"] = settings.get("arch") or settings.get("_name")
+    for name, older in (("arch", "_name"), ("activation_dropout", "relu_dropout")):
+        settings[name] = settings.get(name) or settings.get(older)
     if settings.get("share_all_embeddings"):
         settings["share_decoder_input_output_embed"] = True
-    settings["activation_dropout"] = settings.get("activation_dropout") or settings.get(
-        "relu_dropout"
-    )
     return settings
 
 

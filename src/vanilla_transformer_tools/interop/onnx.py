@@ -3,6 +3,7 @@
 import json
 import logging
 import warnings
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,8 @@ class _DecoderGraph(nn.Module):
             past_key_values=cache,
         ).last_hidden_state
         halves = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
-        present = [
-            tensor
-            for layers in zip(*halves, strict=True)
-            for layer in layers
-            for tensor in (layer.keys, layer.values)
-        ]
+        layers = chain.from_iterable(zip(*halves, strict=True))
+        present = (tensor for layer in layers for tensor in (layer.keys, layer.values))
         return [self.model.lm_head(hidden_states), *present]
 
 

@@ -151,8 +151,8 @@ def tensors_in(content: Any, file: Path) -> dict[str, Tensor]:
         ValueError: If there are other things, or no weights.
     """
     entries = content if isinstance(content, Mapping) else {}
-    nested = [entries[name] for name in _NAMES_OF_WEIGHTS if isinstance(entries.get(name), Mapping)]
-    entries = nested[0] if nested else entries
+    nested = (entries.get(name) for name in _NAMES_OF_WEIGHTS)
+    entries = next((one for one in nested if isinstance(one, Mapping)), entries)
     others = [
         name
         for name, value in entries.items()

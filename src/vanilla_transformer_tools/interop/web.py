@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE, TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer_tools.files import (
-    cache_folder,
     checksum,
     names_below,
     scratch_folder,
@@ -71,7 +70,7 @@ _MODELS = ("BPE", "WordLevel")
 
 
 def runtime(folder: Path) -> None:
-    """Puts transformers.js and ONNX Runtime into `runtime/`, downloaded by npm or from the cache.
+    """Puts transformers.js and ONNX Runtime into `runtime/`, from npm or its cache.
 
     Raises:
         OSError: If npm is missing or fails.
@@ -79,20 +78,9 @@ def runtime(folder: Path) -> None:
     """
     target = folder / RUNTIME_FOLDER
     target.mkdir()
-    cache = cache_folder()
-    kept = cache / "web" if cache else target
-    kept.mkdir(parents=True, exist_ok=True)
-    missing = {
-        package
-        for name, (package, _, digest) in _RUNTIME.items()
-        if not (kept / name).is_file() or checksum(kept / name) != digest
-    }
-    for package in sorted(missing):
-        with scratch_folder(kept, ".npm-") as scratch:
-            _unpack(_npm_pack(package, scratch), package, kept)
-    if kept != target:
-        for name in _RUNTIME:
-            shutil.copyfile(kept / name, target / name)
+    for package in (_TRANSFORMERS, _ONNXRUNTIME):
+        with scratch_folder(target, ".npm-") as scratch:
+            _unpack(_npm_pack(package, scratch), package, target)
 
 
 def _npm_pack(package: str, folder: Path) -> Path:
@@ -101,7 +89,7 @@ def _npm_pack(package: str, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise OSError(f"{needs}, and npm is not installed. Install Node.js, which brings it.")
-    command = [npm, "pack", "--loglevel=error", "--ignore-scripts"]
+    command = [npm, "pack", "--loglevel=error", "--ignore-scripts", "--prefer-offline"]
     command += ["--pack-destination", ".", package]
     try:
         done = subprocess.run(
@@ -113,8 +101,8 @@ def _npm_pack(package: str, folder: Path) -> Path:
     if done.returncode or not archives:
         said = " ".join(done.stderr.split()) or f"npm ended with status {done.returncode}"
         raise OSError(
-            f"{needs}, and npm cannot download it: {said:.300}. Once it has been downloaded, it is "
-            "kept in the cache."
+            f"{needs}, and npm cannot download it: {said:.300}. Once it has been downloaded, npm "
+            "keeps it."
         )
     return archives[0]
 
@@ -155,6 +143,8 @@ def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: Toke
     numbers = sum(one.numel() for one in model.parameters())
     positions = model.config.max_position_embeddings
     form = tokenizers.target.init_kwargs.get("unicode_form")
+    results_file = Path(model.name_or_path) / RESULTS_FILE
+    results = read_object(results_file) if results_file.is_file() else {}
     content: dict[str, Any] = {
         "title": name,
         "languages": target_tags(tokenizers.source),
@@ -167,24 +157,18 @@ def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: Toke
         "facts": {
             "Languages": " → ".join(settings.get("language") or []),
             "Model": f"{numbers / 1e6:.1f} million parameters, {weights / 1e6:.1f} MB",
-            **_scores(model.name_or_path),
+            **{
+                # Of each test set that the folder of the model has results of.
+                f"BLEU, {test}": f"{one['bleu']:.1f} ({one.get('search', '')}, before the export)"
+                for test, one in results.items()
+                if "bleu" in one
+            },
             "Licence": settings.get("license"),
         },
         "exported": names_below(folder),
     }
     content["facts"] = {label: text for label, text in content["facts"].items() if text}
     write_lines(folder / FACTS_FILE, [json.dumps(content, indent=2, ensure_ascii=False)])
-
-
-def _scores(model_name_or_path: str) -> dict[str, str]:
-    """BLEU of each test set that the folder of a model has results of."""
-    file = Path(model_name_or_path) / RESULTS_FILE
-    results = read_object(file) if file.is_file() else {}
-    return {
-        f"BLEU, {name}": f"{scores['bleu']:.1f} ({scores.get('search', '')}, before the export)"
-        for name, scores in results.items()
-        if "bleu" in scores
-    }
 
 
 def fit_transformers_js(folder: Path) -> None:
@@ -229,12 +213,8 @@ def fit_transformers_js(folder: Path) -> None:
 
 def _steps(pipeline: dict[str, Any], part: str) -> list[dict[str, Any]]:
     step = pipeline.get(part)
-    if step is None:
-        return []
-    if step["type"] != "Sequence":
-        return [step]
     name, _ = _STEPS[part]
-    steps: list[dict[str, Any]] = step[name]
+    steps: list[dict[str, Any]] = step.get(name, [step]) if step else []
     return steps
 
 
