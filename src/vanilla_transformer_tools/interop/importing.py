@@ -301,21 +301,15 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
     check_files(str(folder))
     if tokenizer is None and (folder / TOKENIZER_CONFIG_FILE).is_file():
         tokenizer = str(folder)
-    tokenizers = generation_config = None
+    source = Source({"mapping": mapping.name}, declaration, {}, read_tensors(path))
     if tokenizer is not None:
         config = declaration.config_of({}).to_dict()
-        tokenizers = TokenizerPair.for_config(load_tokenizer(tokenizer), config, tokenizer)
+        pair = TokenizerPair.for_config(load_tokenizer(tokenizer), config, tokenizer)
+        source = replace(source, tokenizers=pair)
     if (folder / GENERATION_CONFIG_NAME).is_file():
         check_objects(folder)
-        generation_config = GenerationConfig.from_pretrained(folder)
-    return Source(
-        {"mapping": mapping.name},
-        declaration,
-        {},
-        read_tensors(path),
-        tokenizers,
-        generation_config,
-    )
+        source = replace(source, generation_config=GenerationConfig.from_pretrained(folder))
+    return source
 
 
 def _check_config(name_or_path: str) -> dict[str, Any]:

@@ -213,14 +213,20 @@ class WeightMap:
         """A piece, or its form in an older release if the source comes from such a one."""
         if self.older is None or piece.name in sources:
             return piece
-        found = [one for (one,) in self.older.pieces_of(piece.name, sources) if one.name in sources]
-        return found[0] if found else piece
+        older = (one for (one,) in self.older.pieces_of(piece.name, sources))
+        return next((one for one in older if one.name in sources), piece)
 
     def _use_faults(self, used: Iterable[TensorPart], sources: Mapping[str, Shape]) -> list[str]:
         uses: dict[str, list[TensorPart]] = defaultdict(list)
         for piece in used:
             uses[piece.name].append(piece)
-        twice = sorted(name for name, pieces in uses.items() if _overlap(pieces))
+        # Blocks of one size cannot share rows.
+        twice = sorted(
+            name
+            for name, parts in uses.items()
+            if len({(one.blocks, one.transposed) for one in parts}) > 1
+            or len({*parts}) < len(parts)
+        )
         faults = [f"{name} is used more than once" for name in twice]
         for name, shape in sources.items():
             if any(fnmatchcase(name, one) for one in self.ignored):
@@ -230,12 +236,6 @@ class WeightMap:
                     f"{name} {list(shape)} is used {'in part' if uses[name] else 'by no rule'}"
                 )
         return faults
-
-
-def _overlap(parts: list[TensorPart]) -> bool:
-    """Whether rows of a tensor may be in two of its parts; blocks of one size cannot share any."""
-    ways = {(part.blocks, part.transposed) for part in parts}
-    return len(ways) > 1 or len(set(parts)) < len(parts)
 
 
 def take_apart(
