@@ -153,7 +153,10 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     tokenizers = translator.tokenizers
     source_ids = [*tokenizers.source_prefix, *encode_source(tokenizers, source)["input_ids"]]
     if target is None:
-        target_ids = _translate(translator, engine, source_ids)
+        search = translator.search.of_candidates()
+        limit = len(source_ids) + search.max_extra_tokens
+        ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
+        target_ids = best.ended
     else:
         target_ids = encode_target(tokenizers, without_blank_ends(target))["input_ids"]
     engine.check_lengths([source_ids, target_ids])
@@ -184,13 +187,6 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
             "cross", labels, source_labels, _stack(output.cross_attentions), sums_to_one
         ),
     )
-
-
-def _translate(translator: Translator, engine: TorchEngine, source_ids: list[int]) -> list[int]:
-    search = translator.search.of_candidates()
-    limit = len(source_ids) + search.max_extra_tokens
-    ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
-    return best.ended
 
 
 def _stack(attentions: tuple[Tensor, ...]) -> Tensor:

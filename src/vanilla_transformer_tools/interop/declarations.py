@@ -146,9 +146,7 @@ class Declaration:
             if names := self.values.get(theirs):
                 found[ours] = names.get(found[ours], found[ours])
         found |= self.constants
-        return found | {
-            name: _COMPUTED[function](found) for name, function in self.computed.items()
-        }
+        return found | {name: _COMPUTED[kind](found) for name, kind in self.computed.items()}
 
     def config_of(self, source: Fields) -> VanillaTransformerConfig:
         """Our config, from the fields of the source's.

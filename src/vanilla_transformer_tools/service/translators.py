@@ -59,7 +59,9 @@ class ServedLanguages:
         """
         tokenizer = TokenizerPair.from_pretrained(name, **loading).source
         defaults = read_generation_config(name)
-        card = [] if source and target else _card_languages(name)
+        named = read_card_metadata(name).get("language") if not (source and target) else None
+        listed = named if isinstance(named, list) else [named]
+        card = [one for one in listed if one and isinstance(one, str)]
         sources, targets = offered_languages(tokenizer, defaults)
         has_codes, has_targets = bool(sources), bool(targets)
         if has_targets and not has_codes:
@@ -104,13 +106,6 @@ class ServedLanguages:
 
     def __str__(self) -> str:
         return f"{_shortened(self.sources)} -> {_shortened(self.targets)}"
-
-
-def _card_languages(name: str) -> list[str]:
-    """Languages in the metadata of a model card."""
-    languages = read_card_metadata(name).get("language")
-    languages = languages if isinstance(languages, list) else [languages]
-    return [language for language in languages if language and isinstance(language, str)]
 
 
 def _shortened(languages: Sequence[str]) -> str:

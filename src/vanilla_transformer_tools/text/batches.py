@@ -85,7 +85,13 @@ class TokenBatchSampler(Sampler[list[int]]):
                 f"{self.num_processes} processes."
             )
         source, target = np.asarray(lengths, dtype=np.int64).T
-        _check_budget(source + target, max_tokens)
+        longest = int((source + target).argmax())
+        if (tokens := source[longest] + target[longest]) > max_tokens:
+            raise ValueError(
+                f"`max_tokens` must hold the longest pair, got {max_tokens} for pair {longest} "
+                f"(counted from 0) of {tokens} tokens. Raise `max_tokens`, or truncate pairs "
+                "to a smaller `max_length`."
+            )
         # The shorter side grows for one length of the longer side and shrinks for the next, so
         # that neighbours are always similar on both sides.
         longer_side, difference = np.maximum(source, target), source - target
@@ -95,9 +101,10 @@ class TokenBatchSampler(Sampler[list[int]]):
         source, target = source[order], target[order]
         self._starts = _cut(source, target, max_tokens, self.num_processes)
         sizes = np.diff(self._starts, append=len(order))
-        longest = np.maximum.reduceat(source, self._starts)
-        longest += np.maximum.reduceat(target, self._starts)
-        if sizes.min() < self.num_processes or (sizes * longest).max() > max_tokens:
+        costs = np.maximum.reduceat(source, self._starts)
+        costs += np.maximum.reduceat(target, self._starts)
+        costs *= sizes
+        if sizes.min() < self.num_processes or costs.max() > max_tokens:
             enough = 2 * self.num_processes * int(source.max() + target.max())
             raise ValueError(
                 f"Each of {self.num_processes} processes needs a pair of every batch, and "
@@ -105,7 +112,7 @@ class TokenBatchSampler(Sampler[list[int]]):
                 "enough for these pairs; or use fewer processes."
             )
         self.tokens = int((source + target).sum())
-        self.padding = float(1 - self.tokens / (sizes * longest).sum())
+        self.padding = float(1 - self.tokens / costs.sum())
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -134,16 +141,6 @@ class TokenBatchSampler(Sampler[list[int]]):
         except ValueError:
             return False
         return len(self._starts) <= self._batches
-
-
-def _check_budget(tokens: npt.NDArray[np.int64], max_tokens: int) -> None:
-    longest = int(tokens.argmax())
-    if tokens[longest] > max_tokens:
-        raise ValueError(
-            f"`max_tokens` must hold the longest pair, got {max_tokens} for pair {longest} "
-            f"(counted from 0) of {tokens[longest]} tokens. Raise `max_tokens`, or truncate pairs "
-            "to a smaller `max_length`."
-        )
 
 
 def _cut(

@@ -90,15 +90,6 @@ class SegmentedLines:
         }
         self._rate = rate
         self._seed = seed
-        self._read(tokenizer, texts, argument)
-
-    def _read(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], argument: str
-    ) -> None:
-        """Numbers the words by their pieces without dropout, and finds their characters.
-
-        Only these numbers are stored for each line. Other tokens, such as `</s>`, count as words.
-        """
         halves = {merged: pair for pair, (_, merged) in self._merges.items()}
 
         def characters(token: int) -> list[int]:
@@ -107,6 +98,7 @@ class SegmentedLines:
             left, right = halves[token]
             return characters(left) + characters(right)
 
+        # Of words, by their pieces without dropout. Other tokens, such as `</s>`, count as words.
         numbers: dict[tuple[int, ...], int] = {}
         words: list[int] = []
         starts = [0]

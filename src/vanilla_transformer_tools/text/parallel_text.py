@@ -322,7 +322,7 @@ def _read_one_path(text: ParallelText) -> Iterator[tuple[str, ...]]:
         check_regular(path)
     if reader is not None and not os.path.isdir(path):
         raise FileNotFoundError(f"There is no file {path!r}.")
-    return _read_dataset(text)
+    return _read_tables(text, _open_dataset(text).with_format("arrow").iter(ROWS_AT_A_TIME))
 
 
 def _read_tsv(text: ParallelText) -> Iterator[tuple[str, ...]]:
@@ -340,27 +340,22 @@ def _read_tsv(text: ParallelText) -> Iterator[tuple[str, ...]]:
 
 def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, ...]]:
     for number, line in enumerate(read_lines(text.paths[0]), start=1):
+        cause: ValueError | None = None
         try:
             record = parse_json(line)
-            columns = dict(_flatten(record)) if isinstance(record, dict) else None
         except ValueError as error:
-            cure = _cure_for_json(line) if number == 1 else ""
+            record, cause = None, error
+        if not isinstance(record, dict):
+            why = f": {cause}" if cause else ""
+            parts = ".[]" if line.lstrip().startswith("[") else "."
+            cure = f" To put one object on each line: jq -c '{parts}' old.json > new.jsonl"
             raise ValueError(
-                f"Line {number} of {text} must be a JSON object, got {line[:60]!r}: {error}.{cure}"
-            ) from error
-        if columns is None:
-            raise ValueError(
-                f"Line {number} of {text} must be a JSON object, got {line[:60]!r}."
-                f"{_cure_for_json(line)}"
-            )
+                f"Line {number} of {text} must be a JSON object, got {line[:60]!r}{why}."
+                f"{cure if number == 1 or not cause else ''}"
+            ) from cause
+        columns = dict(_flatten(record))
         _check_columns(text, columns, place=f"Line {number} of {text}")
         yield _check_cells(text, number, tuple(columns[name] for name in text.columns))
-
-
-def _cure_for_json(line: str) -> str:
-    """How to put objects that begin with this line on a line each."""
-    parts = ".[]" if line.lstrip().startswith("[") else "."
-    return f" To put one object on each line: jq -c '{parts}' old.json > new.jsonl"
 
 
 def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -378,11 +373,6 @@ def _read_parquet(text: ParallelText) -> Iterator[tuple[str, ...]]:
     with file:
         batches = file.iter_batches(ROWS_AT_A_TIME)
         yield from _read_tables(text, map(pa.Table.from_batches, ([batch] for batch in batches)))
-
-
-def _read_dataset(text: ParallelText) -> Iterator[tuple[str, ...]]:
-    tables = _open_dataset(text).with_format("arrow").iter(ROWS_AT_A_TIME)
-    yield from _read_tables(text, tables)
 
 
 @contextmanager
@@ -417,26 +407,25 @@ def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
     if any(Path(path, marker).is_file() for marker in markers):
         with _damage_is_named(text):
             saved = load_from_disk(path)
-        if isinstance(saved, DatasetDict):
-            if text.split not in saved:
-                raise ValueError(
-                    f"{text} has no split {text.split!r}. Choose from: {', '.join(saved)}."
-                )
-            return saved[text.split]
-        return saved
+        if not isinstance(saved, DatasetDict):
+            return saved
+        if text.split not in saved:
+            raise ValueError(
+                f"{text} has no split {text.split!r}. Choose from: {', '.join(saved)}."
+            )
+        return saved[text.split]
     try:
-        with progress_bars_only_on_terminals(), _damage_is_named(text), _room_in_cache(text):
+        hint = "Make room there, or set HF_HOME to a folder with more."
+        room = naming_full_disk(
+            Path(datasets.config.HF_DATASETS_CACHE), f"the data of {text}", hint
+        )
+        with progress_bars_only_on_terminals(), _damage_is_named(text), room:
             return load_dataset(path, text.config_name, split=text.split, streaming=text.streaming)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"{text} is no file, no folder with data, and no dataset that could be fetched from "
             f"the Hub: {error}"
         ) from error
-
-
-def _room_in_cache(text: ParallelText) -> AbstractContextManager[None]:
-    hint = "Make room there, or set HF_HOME to a folder with more."
-    return naming_full_disk(Path(datasets.config.HF_DATASETS_CACHE), f"the data of {text}", hint)
 
 
 def _read_tables(text: ParallelText, tables: Iterable[pa.Table]) -> Iterator[tuple[str, ...]]:

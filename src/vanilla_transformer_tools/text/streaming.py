@@ -1,7 +1,7 @@
 """Batches of a token budget from a corpus that is read during training and not stored."""
 
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -119,11 +119,8 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
 
     def _pairs(self) -> Iterator[tuple[str, ...]]:
         """This process's share of endless passes."""
-        return islice(self._passes(), self._process_index, None, self._num_processes)
-
-    def _passes(self) -> Iterator[tuple[str, ...]]:
-        while True:
-            yield from self._read()
+        passes = chain.from_iterable(self._read() for _ in count())
+        return islice(passes, self._process_index, None, self._num_processes)
 
     def _encode(self, pairs: Iterator[tuple[str, ...]], size: int) -> tuple[list[EncodedPair], int]:
         """The next pairs, and the number of truncated ones."""

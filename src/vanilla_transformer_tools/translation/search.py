@@ -191,23 +191,22 @@ class Search:
 
     def __str__(self) -> str:
         """Description for a report of scores, such as `beam 4, length penalty 0.6`."""
-        words = "greedy"
-        if self.num_beams > 1:
-            words = f"beam {self.num_beams}, length penalty {self.length_penalty}"
-        if self.do_sample:
-            words = f"sampling, temperature {self.temperature}"
-            words += f", top_k {self.top_k}" * (self.top_k > 0)
-            words += f", top_p {self.top_p}" * (self.top_p < 1)
-            words += f", seed {self.seed}"
-        if self.repetition_penalty != 1:
-            words += f", repetition penalty {self.repetition_penalty}"
-        if self.no_repeat_ngram_size:
-            words += f", no repeated {self.no_repeat_ngram_size}-grams"
-        if self.min_length:
-            words += f", at least {self.min_length} tokens"
-        if self.mbr_candidates:
-            words = f"MBR (chrF) of {self.mbr_candidates} candidates, {words}"
-        return words
+        searching = {
+            "greedy": self.num_beams == 1 and not self.do_sample,
+            f"beam {self.num_beams}, length penalty {self.length_penalty}": self.num_beams > 1,
+            f"sampling, temperature {self.temperature}": self.do_sample,
+            f"top_k {self.top_k}": self.top_k > 0,
+            f"top_p {self.top_p}": self.top_p < 1,
+            f"seed {self.seed}": self.do_sample,
+        }
+        words = {
+            f"MBR (chrF) of {self.mbr_candidates} candidates": self.mbr_candidates > 0,
+            **searching,
+            f"repetition penalty {self.repetition_penalty}": self.repetition_penalty != 1,
+            f"no repeated {self.no_repeat_ngram_size}-grams": self.no_repeat_ngram_size > 0,
+            f"at least {self.min_length} tokens": self.min_length > 0,
+        }
+        return ", ".join(word for word, is_said in words.items() if is_said)
 
 
 def bans(config: GenerationConfig, device: torch.device | str = "cpu") -> Constraints:

@@ -209,16 +209,14 @@ class Translator:
                 f"`max_tokens_per_batch` must be at least 1, got {max_tokens_per_batch}. "
                 "4096 are usual."
             )
-        if isinstance(self.engine, TorchEngine) and self.tokenizers.is_joint:
-            config = self.engine.model.config
-            if has_target_vocabulary(config.to_dict()) and not knows_both_sides(
-                self.tokenizers.target
-            ):
-                faults.append(
-                    "`target_tokenizer` must be the one of the model's own target vocabulary, of "
-                    f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
-                    "`from_pretrained` load both."
-                )
+        config = self.engine.model.config if isinstance(self.engine, TorchEngine) else None
+        has_one = self.tokenizers.is_joint and not knows_both_sides(self.target_tokenizer)
+        if config and has_one and has_target_vocabulary(config.to_dict()):
+            faults.append(
+                "`target_tokenizer` must be the one of the model's own target vocabulary, of "
+                f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
+                "`from_pretrained` load both."
+            )
         prefix = len(self.tokenizers.source_prefix)
         shortest = 2 + prefix
         if self.max_source_length < shortest:
@@ -451,13 +449,11 @@ class Translator:
 
         batch: list[Piece] = []
         for piece in sorted(pieces, key=lengths, reverse=True):
-            if batch:
-                prefix_length, width = lengths(batch[0])
-                width = max(width, LEAST_TOKENS)
-                is_full = (len(batch) + 1) * width > self.max_tokens_per_batch
-                if is_full or len(piece.prefix) != prefix_length:
-                    yield batch
-                    batch = []
+            prefix_length, width = lengths(batch[0] if batch else piece)
+            is_full = (len(batch) + 1) * max(width, LEAST_TOKENS) > self.max_tokens_per_batch
+            if batch and (is_full or len(piece.prefix) != prefix_length):
+                yield batch
+                batch = []
             batch.append(piece)
         if batch:
             yield batch
@@ -475,10 +471,18 @@ class Translator:
         prefixes = [piece.prefix for piece in batch]
         found = self.engine.translate_batch(sources, prefixes, limits, self.search.of_candidates())
         owners = [piece for piece, group in zip(batch, found, strict=True) for _ in group]
-        decoded = self._decoded(list(chain.from_iterable(found)), owners)
+        hypotheses = list(chain.from_iterable(found))
+        # Not all tokenizers count the codes of languages among their special tokens.
+        first = len(self.search.opening([]))
+        ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
+        texts = texts_with_unknown(self.target_tokenizer, ids)
+        if self.replace_unknown:
+            engine = cast(TorchEngine, self.engine)
+            texts = with_source_words(texts, hypotheses, owners, self.tokenizers, engine)
+        decoded = zip(hypotheses, texts, strict=True)
         chosen = []
-        for hypotheses in found:
-            candidates = [(hypothesis, next(decoded)) for hypothesis in hypotheses]
+        for group in found:
+            candidates = list(islice(decoded, len(group)))
             if self.search.mbr_candidates:
                 candidates = rank_by_utility(
                     candidates, self.search.uncounted(prefixes[0]), self.search
@@ -492,17 +496,6 @@ class Translator:
             )
             for piece, candidates in zip(batch, chosen, strict=True)
         ]
-
-    def _decoded(self, hypotheses: list[Hypothesis], pieces: list[Piece]) -> Iterator[str]:
-        """Texts of the outputs for pieces, with their unknown words."""
-        # Not all tokenizers count the codes of languages among their special tokens.
-        first = len(self.search.opening([]))
-        ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
-        texts = texts_with_unknown(self.target_tokenizer, ids)
-        if self.replace_unknown:
-            engine = cast(TorchEngine, self.engine)
-            texts = with_source_words(texts, hypotheses, pieces, self.tokenizers, engine)
-        return iter(texts)
 
     def _translation(self, hypothesis: Hypothesis, text: str, **details: Any) -> Translation:
         text, replaced = _LINE_SEPARATORS.subn(" ", text)
