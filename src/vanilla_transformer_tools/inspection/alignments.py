@@ -167,11 +167,9 @@ def align_words(
         )
     tag: list[set[int]] = [set() for _ in translator.tokenizers.source_prefix]
     rows = list(zip(*columns, strict=True))
-    encoded = (
-        (encode_source(translator.tokenizers, source), encode_target(translator.tokenizers, target))
-        for source, target, _, _ in rows
-    )
-    read = read_pairs(translator.tokenizers, engine, encoded)
+    pair = translator.tokenizers
+    encoded = ((encode_source(pair, row[0]), encode_target(pair, row[1])) for row in rows)
+    read = read_pairs(pair, engine, encoded)
     for lines, (source, target, positions) in zip(rows, read, strict=True):
         source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
         target_words = units_of_tokens(target["offset_mapping"], lines[1], lines[3])

@@ -187,10 +187,8 @@ def _save(figure: Figure, path: Path) -> Path:
 
 def _directed(text: str) -> str:
     """Puts a mark before Arabic, Hebrew and so on; otherwise SVG text runs left to right."""
-    is_right_to_left = any(
-        unicodedata.bidirectional(character) in ("R", "AL") for character in text
-    )
-    return RIGHT_TO_LEFT_MARK + text if is_right_to_left else text
+    kinds = {*map(unicodedata.bidirectional, text)}
+    return RIGHT_TO_LEFT_MARK + text if kinds & {"R", "AL"} else text
 
 
 def _fonts(path: Path) -> list[str]:

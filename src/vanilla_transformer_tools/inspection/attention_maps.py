@@ -4,7 +4,6 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -174,19 +173,17 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     read_labels, labels = (token_labels(target_tokenizer, ids) for ids in (read_ids, target_ids))
     # Learned mixing after the softmax may give any sum.
     sums_to_one = getattr(model.config, "talking_heads", None) not in ("weights", "both")
-    return AttentionMaps(
-        source=source,
-        target=target_tokenizer.decode(target_ids, skip_special_tokens=True),
-        encoder=AttentionMap(
-            "encoder", source_labels, source_labels, _stack(output.encoder_attentions), sums_to_one
-        ),
-        decoder=AttentionMap(
-            "decoder", labels, read_labels, _stack(output.decoder_attentions), sums_to_one
-        ),
-        cross=AttentionMap(
-            "cross", labels, source_labels, _stack(output.cross_attentions), sums_to_one
-        ),
-    )
+    sides: dict[AttentionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+        "encoder": (source_labels, source_labels),
+        "decoder": (labels, read_labels),
+        "cross": (labels, source_labels),
+    }
+    maps = {
+        kind: AttentionMap(kind, *both, _stack(output[f"{kind}_attentions"]), sums_to_one)
+        for kind, both in sides.items()
+    }
+    text = target_tokenizer.decode(target_ids, skip_special_tokens=True)
+    return AttentionMaps(source, text, **maps)
 
 
 def _stack(attentions: tuple[Tensor, ...]) -> Tensor:
@@ -217,13 +214,10 @@ def labels_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
         tokenizer: The one that made the tokens.
         tokens: Tokens of one text.
     """
-    in_bytes = tokenizer.is_fast and isinstance(
-        tokenizer.backend_tokenizer.decoder, decoders.ByteLevel
-    )
+    decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
+    in_bytes = isinstance(decoder, decoders.ByteLevel)
     special = set(tokenizer.all_special_tokens)
-    contents = [
-        None if token in special else _content(token, in_bytes=in_bytes) for token in tokens
-    ]
+    contents = [None if one in special else _content(one, in_bytes=in_bytes) for one in tokens]
     labels: list[str] = []
     while (place := len(labels)) < len(tokens):
         if contents[place] is None:
@@ -253,17 +247,12 @@ def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
 def _content(token: str, *, in_bytes: bool) -> bytes | None:
     """Bytes that a token spells; None if it is text, such as a token that was added later."""
     if in_bytes:
-        known = _byte_of_character()
+        # The characters by which GPT-2's vocabulary, and others like it, spell bytes.
+        known = {character: byte for byte, character in bytes_to_unicode().items()}
         return bytes(map(known.__getitem__, token)) if known.keys() >= set(token) else None
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
     return None
-
-
-@cache
-def _byte_of_character() -> dict[str, int]:
-    """The characters by which GPT-2's vocabulary, and others like it, spell bytes."""
-    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _readable(text: str) -> str:
@@ -272,14 +261,8 @@ def _readable(text: str) -> str:
     # A combining mark would attach to the character before it.
     if unicodedata.category(text[0]).startswith("M"):
         text = "◌" + text
-    return "".join(
-        BLANK
-        if character == " "
-        else character
-        if character.isprintable() or character in _JOINERS
-        else ascii(character)[1:-1]
-        for character in text
-    )
+    shown = (one if one.isprintable() or one in _JOINERS else ascii(one)[1:-1] for one in text)
+    return "".join(shown).replace(" ", BLANK)
 
 
 _TEMPLATE = "attention_page.html"

@@ -81,19 +81,12 @@ def link_parts(
     """
     # `align_words` reads them without blank ends, too.
     sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
-    parts = [
-        (
-            _parts(source, encode_source(translator.tokenizers, source)),
-            _parts(target, encode_target(translator.tokenizers, target)),
-        )
-        for source, target in zip(sources, targets, strict=True)
-    ]
-    units = [" ".join(source) for source, _ in parts], [" ".join(target) for _, target in parts]
-    alignments = align_words(translator, sources, targets, units)
-    return [
-        LinkedPair(source, target, alignment.links)
-        for (source, target), alignment in zip(parts, alignments, strict=True)
-    ]
+    pair = translator.tokenizers
+    source_parts = [_parts(source, encode_source(pair, source)) for source in sources]
+    target_parts = [_parts(target, encode_target(pair, target)) for target in targets]
+    units = list(map(" ".join, source_parts)), list(map(" ".join, target_parts))
+    links = [one.links for one in align_words(translator, sources, targets, units)]
+    return [*map(LinkedPair, source_parts, target_parts, links)]
 
 
 def runs_from_right(text: str) -> bool:
@@ -228,26 +221,23 @@ class ServedModel:
             target_language: Language to translate into, in the same way.
             loading: Arguments `dtype` and `trust_remote_code` of `Translator.from_pretrained`.
         """
-        tokenizers = TokenizerPair.from_pretrained(
-            name, trust_remote_code=loading.get("trust_remote_code", False)
-        )
-        sources, targets = offered_languages(tokenizers.source, read_generation_config(name))
+        trusted = loading.get("trust_remote_code", False)
+        tokenizer = TokenizerPair.from_pretrained(name, trust_remote_code=trusted).source
+        sources, targets = offered_languages(tokenizer, read_generation_config(name))
+
+        def load(source: str | None, target: str | None) -> Translator:
+            languages = {"source_language": source, "target_language": target}
+            return Translator.from_pretrained(name, engine="torch", **languages, **loading)
+
         if targets and not sources:
             target_language = target_language or targets[0]
-        languages: dict[str, Any] = {
-            "source_language": source_language,
-            "target_language": target_language,
-        }
         try:
-            translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
+            return cls(name, load(source_language, target_language))
         except ValueError:
             if not sources:
                 raise
-            # Only some of these models were saved with languages.
-            languages["source_language"] = source_language or sources[0]
-            languages["target_language"] = target_language or targets[-1]
-            translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
-        return cls(name, translator)
+        # Only some of these models were saved with languages.
+        return cls(name, load(source_language or sources[0], target_language or targets[-1]))
 
     def translate(
         self, lines: Sequence[str], choices: Choices, *, details: bool = True
@@ -276,14 +266,16 @@ class ServedModel:
             ValueError: If the tokenizer does not know the places of its tokens.
         """
         translator = self._translator(choices, False)
-
-        def is_read_at_once(source: str, target: str) -> bool:
-            tokenizers = translator.tokenizers
-            encoded = encode_source(tokenizers, source), encode_target(tokenizers, target)
-            return max(len(side["input_ids"]) for side in encoded) <= translator.max_source_length
-
+        tokenizers, most = translator.tokenizers, translator.max_source_length
         with self._turn():
-            kept = [pair for pair in pairs if all(map(str.strip, pair)) and is_read_at_once(*pair)]
+            kept = [
+                (source, target)
+                for source, target in pairs
+                if source.strip()
+                and target.strip()
+                and len(encode_source(tokenizers, source)["input_ids"]) <= most
+                and len(encode_target(tokenizers, target)["input_ids"]) <= most
+            ]
             return link_parts(translator, [line for line, _ in kept], [text for _, text in kept])
 
     def attention(self, line: str, choices: Choices) -> str:
@@ -314,22 +306,16 @@ class ServedModel:
 
     def chosen_search(self, choices: Choices) -> Search:
         """The search of a reader; samples have no beam and no penalty, and beams no temperature."""
+        count = choices.num_hypotheses
         if choices.do_sample:
             names = ("do_sample", "temperature", "top_k", "top_p", "seed")
             searching = {name: getattr(choices, name) for name in names}
             searching |= {"num_beams": 1, "length_penalty": 1.0}
         else:
-            width = choices.num_beams or self.search.num_beams
-            searching = {
-                "num_beams": max(width, choices.num_hypotheses),
-                "length_penalty": choices.length_penalty,
-            }
-        return Search.of(
-            self.translator.generation_config,
-            num_hypotheses=choices.num_hypotheses,
-            scores=True,
-            **searching,
-        )
+            width = max(choices.num_beams or self.search.num_beams, count)
+            searching = {"num_beams": width, "length_penalty": choices.length_penalty}
+        config = self.translator.generation_config
+        return Search.of(config, num_hypotheses=count, scores=True, **searching)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
