@@ -194,13 +194,13 @@ class _StrictConnection(h11.Connection):
 def _has_one_reading(head: bytes) -> bool:
     if not _HEAD.fullmatch(head):
         return False
-    fields = [(name.lower(), value.strip()) for name, value in _FIELD.findall(head)]
-    names = [name for name, _ in fields]
-    if any(names.count(name) > 1 for name in _ONCE):
-        return False
-    values = dict(fields)
-    length, coding = values.get(b"content-length"), values.get(b"transfer-encoding")
-    if coding is not None:
+    values: dict[bytes, bytes] = {}
+    for name, value in _FIELD.findall(head):
+        if name.lower() in values and name.lower() in _ONCE:
+            return False
+        values[name.lower()] = value.strip()
+    length = values.get(b"content-length")
+    if b"transfer-encoding" in values:
         is_old = head.partition(b"\r\n")[0].endswith(b"1.0")
         return length is None and not is_old
     # h11 takes `5, 5` too.
@@ -232,8 +232,7 @@ def allowed_hosts(host: str, names: Sequence[str] = ()) -> list[str]:
     Raises:
         ValueError: If one of them is no name of a host.
     """
-    faults = [name for name in names if not _HOST.fullmatch(name)]
-    if faults:
+    if faults := [name for name in names if not _HOST.fullmatch(name)]:
         raise ValueError(
             "A host must be a name or an address without scheme and port, such as "
             f"translate.example.org, got {faults[0]!r}."
@@ -249,8 +248,7 @@ def check_origins(origins: Sequence[str]) -> None:
     Raises:
         ValueError: If one of them is no origin.
     """
-    faults = [origin for origin in origins if not _ORIGIN.fullmatch(origin)]
-    if faults:
+    if faults := [origin for origin in origins if not _ORIGIN.fullmatch(origin)]:
         raise ValueError(
             "An origin must be a scheme and a host, such as https://example.org, without a path, "
             f"got {faults[0]!r}."

@@ -18,7 +18,6 @@ from vanilla_transformer_tools.saved_folder import read_card_metadata, read_gene
 from vanilla_transformer_tools.service.batcher import Part
 from vanilla_transformer_tools.text.languages import NAMED, offered_languages
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.marks import can_align
 from vanilla_transformer_tools.translation.placing import remark
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS, Translator
 
@@ -215,15 +214,6 @@ class Translators:
                 f"search finds, got {alternatives}."
             )
         return RequestKind(*self.languages.chosen(source, target), alternatives)
-
-    def check_html(self) -> None:
-        """Rejects HTML if tags cannot follow their words.
-
-        Raises:
-            ValueError: If the engine does not show its attention, or a tokenizer is not fast.
-        """
-        if not can_align(self.first.tokenizers, self.first.engine):
-            raise ValueError("`format` html needs a service with --engine torch or auto.")
 
     def cut(self, kind: RequestKind, lines: Sequence[str]) -> list[list[Part]]:
         """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
