@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -74,13 +75,9 @@ class SentencePiece:
                 for one in (dict(_fields(value)) for number, value in content if number == 1)
             ]
             trainer, normaliser = (dict(_fields(dict(content)[number])) for number in (2, 3))
-            found = cls(
-                pieces,
-                trainer.get(3, _UNIGRAM),
-                normaliser.get(2, b""),
-                bool(normaliser.get(3, True)),
-                bool(normaliser.get(4, True)),
-            )
+            has_prefix, strips = (bool(normaliser.get(number, True)) for number in (3, 4))
+            kind, charsmap = trainer.get(3, _UNIGRAM), normaliser.get(2, b"")
+            found = cls(pieces, kind, charsmap, has_prefix, strips)
         except (KeyError, IndexError, ValueError, AttributeError, TypeError, struct.error) as error:
             raise ValueError(
                 f"{file} must be a model of SentencePiece, got a damaged or other file. Copy it "
@@ -381,13 +378,10 @@ def _of_one_length(texts: set[str]) -> str:
 
 def _one_of(characters: Iterable[str]) -> str:
     """A class of characters, as ranges."""
-    ranges: list[list[int]] = []
-    for code in sorted(map(ord, characters)):
-        if ranges and code == ranges[-1][1] + 1:
-            ranges[-1][1] = code
-        else:
-            ranges.append([code, code])
-    spans = (rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in ranges)
+    codes = sorted({*map(ord, characters)})
+    # Neighbours differ by as much as their places do.
+    runs = (list(run) for _, run in groupby(enumerate(codes), lambda one: one[1] - one[0]))
+    spans = (rf"\x{{{run[0][1]:X}}}-\x{{{run[-1][1]:X}}}" for run in runs)
     return f"[{''.join(spans)}]"
 
 

@@ -139,10 +139,8 @@ def read_marian(file: Path) -> Source:
         num_beams=decoder.get("beam-size"),
         length_penalty=decoder.get("normalize"),
         bad_words_ids=[[pad], *unknown],
-        pad_token_id=pad,
-        decoder_start_token_id=pad,
-        bos_token_id=settings["end"],
-        eos_token_id=settings["end"],
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), pad),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), settings["end"]),
     )
     tensors = _with_pad(arrays, sizes, pad + 1)
     return Source({"model_type": "marian_npz"}, declaration, settings, tensors, pair, generation)
@@ -231,9 +229,8 @@ def _decoder_settings(file: Path) -> dict[str, Any]:
 def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
     """The vocabularies of source and target."""
     folder = file.parent
-    named = [str(name) for name in decoder.get("vocabs") or []]
-    if not named:
-        named = [name for name in ("vocab.spm", "vocab.yml") if (folder / name).is_file()][:1] * 2
+    usual = [name for name in ("vocab.spm", "vocab.yml") if (folder / name).is_file()]
+    named = [str(name) for name in decoder.get("vocabs") or usual[:1] * 2]
     files = [folder / Path(name).name for name in named]
     missing = [one.name for one in files if not one.is_file()]
     if missing or len(files) != 2:
@@ -440,13 +437,9 @@ def _faults(
             "`pre_norm` must be False, got True: while it decodes, Marian 1.12 leaves out the norm "
             "of keys and values."
         )
-    is_small = config.layer_norm_eps <= _MOST_EPSILON
-    faults += config_faults(
-        config,
-        declaration.fields(options),
-        zeros=["lm_head_bias"],
-        free=[*_NOT_COMPARED, *["layer_norm_eps"] * is_small],
-    )
+    free = [*_NOT_COMPARED, *["layer_norm_eps"] * (config.layer_norm_eps <= _MOST_EPSILON)]
+    theirs = declaration.fields(options)
+    faults += config_faults(config, theirs, zeros=["lm_head_bias"], free=free)
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
     if start.abs().max():
         faults.append(

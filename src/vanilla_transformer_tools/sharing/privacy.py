@@ -117,9 +117,8 @@ def clean_record(record: Mapping[str, Any]) -> dict[str, Any]:
     checksums = record.get("sha256", {})
     names: dict[str, str] = {}
     for path in checksums:
-        name = _name(path)
-        same = sum(_name(earlier) == name for earlier in names)
-        names[path] = f"{name} ({same + 1})" if same else name
+        same = sum(_name(earlier) == _name(path) for earlier in names)
+        names[path] = _name(path) + f" ({same + 1})" * (same > 0)
     cleaner = _Cleaner(names, list(_secret_values()))
     cleaned = {key: cleaner.clean(value, key) for key, value in record.items()}
     if checksums:

@@ -193,11 +193,11 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
     """
     search = settings.get("search")
     wanted = {**settings, **(asdict(search) if search else {})}
-    for name in _ONLY_TORCH:
-        if wanted.get(name):
-            yield f"CTranslate2 does not do the same with `{name}`"
+    differing = [f"`{name}`" for name in _ONLY_TORCH if wanted.get(name)]
     if (wanted.get("num_hypotheses") or 1) > 1:
-        yield "CTranslate2 does not do the same with several hypotheses"
+        differing.append("several hypotheses")
+    for one in differing:
+        yield f"CTranslate2 does not do the same with {one}"
     if len(names) > 1:
         yield "several models are an ensemble"
     if torch.accelerator.current_accelerator(check_available=True):
@@ -270,8 +270,9 @@ def _load_converted(
     conversion = Conversion(cast(Path, cache_folder()), folder)
 
     def load(converted: Path) -> CTranslate2Engine:
-        options = {"device": "cpu", "compute_type": "float32"}
-        return CTranslate2Engine(converted, patience=patience(config), **options)
+        return CTranslate2Engine(
+            converted, device="cpu", compute_type="float32", patience=patience(config)
+        )
 
     def is_alike(converted: Path) -> bool:
         """Whether both engines translate a sample of random tokens alike."""
@@ -407,9 +408,7 @@ def _is_own(folder: Path) -> bool:
 
 def _key(source: Path) -> str:
     """Digest of the files that a conversion depends on, and of the converters' versions."""
-    files = describe_model_files(source, _DIGEST)
-    files |= describe_files(
-        source, (name for name in _SETTINGS if (source / name).exists()), _DIGEST
-    )
+    settings = [name for name in _SETTINGS if (source / name).exists()]
+    files = describe_model_files(source, _DIGEST) | describe_files(source, settings, _DIGEST)
     about = [files, version("ctranslate2"), checksum(_CONVERTER)]
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
