@@ -181,6 +181,12 @@ def test_private_characters_of_a_line_neither_keep_nor_join_its_words(sign):
     assert remark(text, [span]) == line
 
 
+def test_equal_marks_side_by_side_all_stay():
+    line = "\U000f0000\U000f0001\U000f0000\U000f0001 ein"
+
+    assert remark(*unmark(line)) == line
+
+
 def test_long_line_with_a_private_character_is_named_by_its_number(perfect, caplog):
     lines = ["ein \U000f0001 zwei", "ein \U000f0001" + 9 * " zwei"]
 

@@ -56,42 +56,40 @@ class Span:
 
 def unmark(line: str) -> tuple[str, list[Span]]:
     """The text of a line, and the marked parts in it."""
-    parts: list[str] = []
-    spans: list[Span] = []
-    open_spans: list[tuple[Span, int]] = []
-    length = last = 0
-    for found in MARK.finditer(line):
-        parts.append(line[last : found.start()])
-        length += len(parts[-1])
-        last = found.end()
+    marks = list(MARK.finditer(line))
+    # The number of the closing mark of each opening one; others are text of the line.
+    closing: dict[int, int] = {}
+    waiting: list[int] = []
+    for number, found in enumerate(marks):
         if ord(found[0]) % 2 == 0:
-            span = Span(length, -1, len(open_spans), found[0], chr(ord(found[0]) + 1))
-            open_spans.append((span, found.start()))
-            spans.append(span)
-        elif open_spans and open_spans[-1][0].closing == found[0]:
-            span, begin = open_spans.pop()
-            span.end = length
-            if span.start == length:
-                # The marks of a place stay together.
-                del spans[spans.index(span) + 1 :]
-                span.opening = line[begin : found.start()]
+            waiting.append(number)
+        elif waiting and ord(marks[waiting[-1]][0]) + 1 == ord(found[0]):
+            closing[waiting.pop()] = number
+    spans: list[Span] = []
+    open_spans: dict[int, Span] = {}
+    text, last, within = "", 0, -1
+    for number, found in enumerate(marks):
+        if number <= within:
+            continue
+        text += line[last : found.start()]
+        last, depth = found.end(), len(open_spans)
+        if number in open_spans:
+            span = open_spans.pop(number)
+            span.end = len(text)
+            if ord(span.opening) >= _KEPT:
+                span.kept = text[span.start :]
+        elif number not in closing:
+            spans.append(Span(len(text), len(text), depth, found[0]))
         else:
-            # It is text of the line.
-            spans.append(Span(length, length, len(open_spans), found[0]))
-    parts.append(line[last:])
-    text = "".join(parts)
-    unclosed = {id(span) for span, _ in open_spans}
-    around = 0
-    for span in spans:
-        span.depth -= around
-        if id(span) in unclosed:
-            # It is text of the line, too.
-            span.end, span.closing = span.start, ""
-            around += 1
-    for span in spans:
-        if ord((span.opening or span.closing)[0]) >= _KEPT and span.start < span.end:
-            span.kept = text[span.start : span.end]
-    return text, spans
+            end = marks[closing[number]]
+            spans.append(Span(len(text), len(text), depth, found[0], end[0]))
+            if MARK.sub("", line[last : end.start()]):
+                open_spans[closing[number]] = spans[-1]
+            else:
+                # The marks of a place stay together.
+                spans[-1].opening = line[found.start() : end.start()]
+                last, within = end.end(), closing[number]
+    return text + line[last:], spans
 
 
 def remark(text: str, spans: Sequence[Span]) -> str:
@@ -134,7 +132,6 @@ def restored(
         The translation, and the number of items that it lacked, which are appended.
     """
     placing = _Placing(piece, translation, links)
-    placing.place_items()
     placing.place_spans()
     return _written(translation, piece.spans), placing.missing
 
@@ -167,11 +164,7 @@ class _Placing:
         self.items = [span for span in piece.spans if span.kept is not None]
         self.spans = [span for span in piece.spans if span.kept is None]
         self.words = [self._linked(*found.span()) for found in _UNIT.finditer(translation)]
-        self.units: list[_Unit] = []
-        self.missing = 0
-
-    def place_items(self) -> None:
-        """An item is where it has been copied, or its symbol; else where its words are."""
+        # An item is where it has been copied, or its symbol; else where its words are.
         taken: list[tuple[int, int]] = []
 
         def is_free(window: tuple[int, int]) -> bool:
