@@ -102,6 +102,7 @@ EXAMPLES = {
     "script": ("zwei <script>if (1<2) 'vier'</script> drei", None),
     "script without end": ("<script>vier", "<script>vier</script>"),
     "style": ("<style>p { vier }</style><p>zwei</p>", "<style>p { vier }</style><p>two</p>"),
+    "closed at once": ("<b>zwei drei<b/> vier</b> elf", "eleven <b>four three<b/> two</b>"),
     "void": ("zwei <img src='vier.png'> drei", "<img src='vier.png'>three two"),
     "not translated": (
         "zwei <span translate='no'>vier <b>f&uuml;nf</b></span> drei",

@@ -8,7 +8,7 @@ that it sees single characters, and Unicode's own composition does the rest.
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -353,27 +353,16 @@ def _compiled_rules(charsmap: bytes) -> Iterator[tuple[str, str]]:
             waiting.append((inner, text))
 
 
-def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for texts, the longest that fits."""
-    lengths: dict[int, set[str]] = defaultdict(set)
-    for text in texts:
-        lengths[len(text)].add(text)
-    choices = (_of_one_length(lengths[length]) for length in sorted(lengths, reverse=True))
-    return f"(?:{'|'.join(choices)})"
-
-
-def _of_one_length(texts: set[str]) -> str:
-    """A pattern for texts; first characters that the same texts may follow are one class."""
-    if len(next(iter(texts))) == 1:
-        return _one_of(texts)
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern for texts, the longest that fits; characters before the same rests are one class."""
     rests: dict[str, set[str]] = defaultdict(set)
-    for text in texts:
+    for text in filter(None, sorted(texts)):
         rests[text[0]].add(text[1:])
     begins: dict[frozenset[str], set[str]] = defaultdict(set)
-    for first, found in sorted(rests.items()):
+    for first, found in rests.items():
         begins[frozenset(found)].add(first)
-    choices = (_one_of(firsts) + _of_one_length(set(found)) for found, firsts in begins.items())
-    return f"(?:{'|'.join(choices)})"
+    choices = (_one_of(firsts) + _any_of(found) for found, firsts in begins.items())
+    return f"(?:{'|'.join(choices)}){'?' * ('' in texts)}" if begins else ""
 
 
 def _one_of(characters: Iterable[str]) -> str:
