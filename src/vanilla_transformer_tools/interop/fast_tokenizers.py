@@ -354,7 +354,7 @@ def _compiled_rules(charsmap: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern for texts, the longest that fits; characters before the same rests are one class."""
+    """A pattern for texts, the longest that fits; characters with the same rests are one class."""
     rests: dict[str, set[str]] = defaultdict(set)
     for text in filter(None, sorted(texts)):
         rests[text[0]].add(text[1:])
