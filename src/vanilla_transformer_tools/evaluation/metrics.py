@@ -71,8 +71,7 @@ class Ratio(Metric):
 class CorpusBLEU(BLEU):
     """sacreBLEU's; if no reference has four tokens, of the orders of n-grams that there are.
 
-    With four orders even a perfect translation of such lines scores 0. The signature then has
-    `eff:yes`.
+    With four orders even a perfect translation would score 0. The signature has `eff:yes` then.
     """
 
     def _cache_references(self, references: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
@@ -109,8 +108,7 @@ class CodeXGlueBLEU(BLEU):
 class ResampledCHRF(CHRF):
     """sacreBLEU's chrF, whose score is always a number of Python.
 
-    sacreBLEU's is 0.0 without a common n-gram and else, of a resample, one of NumPy; Python's mean
-    refuses both together.
+    sacreBLEU's is 0.0 or, of a resample, one of NumPy; Python's mean refuses both together.
     """
 
     def _compute_f_score(self, statistics: list[int]) -> float:
@@ -156,8 +154,7 @@ class MetricKind:
     """How to build a score.
 
     Attributes:
-        build: Takes sacreBLEU's name of a tokenizer and whether to lower-case; scores that have no
-            such options ignore them.
+        build: Takes sacreBLEU's name of a tokenizer and whether to lower-case, or ignores both.
         is_error_rate: Whether lower is better.
     """
 
@@ -388,8 +385,7 @@ def compare(
     """Paired bootstrap test (Koehn, 2004) as sacreBLEU computes it, on the same resamples for all.
 
     Differs from sacreBLEU:
-        Systems with the same score have p = 1; sacreBLEU gives a system compared with itself the
-        smallest possible p.
+        Systems with the same score have p = 1; sacreBLEU gives the smallest possible p.
 
     Args:
         first: Translations of one system.
@@ -404,8 +400,7 @@ def compare(
         A comparison for each of `metrics`, in their order.
 
     Raises:
-        ValueError: If the numbers of lines differ or are 0, a name is unknown, or there are too
-            few resamples.
+        ValueError: If numbers of lines differ or are 0, a name is unknown, or resamples are few.
     """
     counts = (len(first), len(second), len(references))
     if len(set(counts)) > 1 or not references:

@@ -89,8 +89,7 @@ class AlignmentScore:
     """How well links agree with gold ones, over all pairs (Och & Ney 2003, section 5).
 
     Attributes:
-        error_rate: 1 - (|A and S| + |A and P|) / (|A| + |S|) of the links A, the sure gold ones S
-            and the possible ones P.
+        error_rate: 1 - (|A and S| + |A and P|) / (|A| + |S|); links A, sure S and possible P.
         precision: Share of the links that are possible gold links.
         recall: Share of the sure gold links that were found.
     """
@@ -128,8 +127,8 @@ def align_words(
 ) -> Iterator[WordAlignment]:
     """Links the words of pairs of lines by the model's attention while it reads the pair.
 
-    Each target token attends to one source token most (see `TorchEngine.force`), and the words of
-    the two are linked.
+    The words of a target token and of the source token it attends to most (see
+    `TorchEngine.force`) are linked.
 
     Args:
         translator: With the torch engine and fast tokenizers, which know the place of each token.
@@ -198,8 +197,7 @@ def score_alignments(
             than words do not count against the attention.
 
     Raises:
-        ValueError: If there is not one gold alignment for each pair, or one links words that do
-            not exist.
+        ValueError: If a pair has no gold alignment, or one links words that do not exist.
     """
     if len(alignments) != len(gold):
         raise ValueError(

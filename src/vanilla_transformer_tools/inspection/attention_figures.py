@@ -47,8 +47,7 @@ def plot_attention(
 
     Args:
         attention: The weights of one kind.
-        path: Picture to write, .png or .svg. Text in an .svg stays text, and is drawn in the
-            viewer's fonts.
+        path: Picture to write, .png, or .svg, whose text is drawn in the viewer's fonts.
         layer: Counted from 1; None: the one that alignments are read from.
         head: Counted from 1; None: the mean of all heads.
 
@@ -110,8 +109,7 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
 
     Raises:
         ImportError: If matplotlib is not installed; the message says how to install it.
-        ValueError: If the number is out of range, the path has another suffix, or the model is of
-            another class.
+        ValueError: If the number is out of range, or suffix or model are of another kind.
     """
     check_format(path)
     if not 1 <= positions <= _MOST_POSITIONS:

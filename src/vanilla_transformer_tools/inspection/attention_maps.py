@@ -47,8 +47,7 @@ class AttentionMap:
     Attributes:
         kind: "encoder", "decoder" or "cross".
         rows: Tokens that attend: the source's, or the ones that the decoder writes.
-        columns: Tokens that are attended to: the source's, or the ones that the decoder has
-            read (`<s>` and its own output).
+        columns: Tokens attended to: the source's, or what the decoder has read, `<s>` first.
         weights: `[layers, H, rows, columns]`, by which the values are multiplied.
         sums_to_one: Whether each row sums to 1. Talking heads after the softmax need not.
     """
@@ -135,12 +134,10 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     Args:
         translator: With one model and the torch engine; with any attention kernel.
         source: Text; it is not cut, however long it is.
-        target: Its translation; None: the best one that the translator's search finds, with the
-            tokens of that search.
+        target: Its translation; None: the tokens of the best one that the search finds.
 
     Raises:
-        ValueError: If the translator has several models, or another engine, or the texts are longer
-            than the model's positions.
+        ValueError: If the translator has several models or another engine, or texts are too long.
     """
     engine = translator.engine
     if not isinstance(engine, TorchEngine) or len(engine.models) > 1:

@@ -82,8 +82,7 @@ class Declaration:
         values: By the source's field: its values that are called otherwise here.
         constants: Fields of our config that are the same for all models of the kind.
         computed: Fields of our config by the name of the function in `_COMPUTED` that gives them.
-        required: Fields of the source and the only value, pattern of values, or list of values
-            that can be expressed.
+        required: Fields of the source and the value, pattern, or list of values they must have.
         same: Fields of the source that must have the value of another one, if they are there.
     """
 

@@ -75,8 +75,7 @@ class Agreement:
     Attributes:
         lines: Lines of the sample.
         identical: Lines with the same translation.
-        gap: Difference between their numbers: the mean over the lines for log-probabilities per
-            token, the largest for logits.
+        gap: Mean difference of log-probabilities per token over lines, or largest of logits.
         numbers: Which of the two.
     """
 

@@ -117,8 +117,7 @@ def sentencepiece_backend(
     Args:
         model: Splits text.
         entries: Ids by token, `<unk>` among them.
-        tags: Entries such as `>>deu<<` that a text may begin with; others of this form are then
-            unknown. None: nothing is a tag.
+        tags: Entries such as `>>deu<<` that a text may begin with, and no others; None: none.
         special: Entries that are found in text as a whole, and that decoding may leave out.
 
     Raises:

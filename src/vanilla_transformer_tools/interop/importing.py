@@ -161,8 +161,7 @@ def import_model(
             Files in PyTorch's own format are read by its loader that runs no code.
         folder: Where the model goes; it must not exist yet, and appears when it is complete.
         mapping: A declaration of the tensors, as YAML.
-        tokenizer: Folder or Hub name of the tokenizer of a model with a `mapping`; others have one
-            of their own.
+        tokenizer: Folder or Hub name of the tokenizer for a `mapping`; others bring their own.
         trimming: Which entries of the vocabulary to keep; None: all. `run.json` states the sizes.
         positions: `marian`: makes a model of `MarianMTModel` compute what Marian does.
 
@@ -221,8 +220,7 @@ class ImportPlan:
     Attributes:
         tensors: With them.
         assumed: Fields of the config that a mapping leaves to their defaults, and no tensor shows.
-        entries: Sizes of the vocabulary and of what trimming keeps of it; None without trimming,
-            or if the tensors do not fit.
+        entries: Sizes of the vocabulary before and after trimming; None: nothing is trimmed.
     """
 
     tensors: Plan
@@ -241,8 +239,7 @@ def plan_import(
 
     Raises:
         ImportError: If the tokenizer needs a package that is not installed.
-        ValueError: If the model is damaged, a setting cannot be expressed, or this vocabulary
-            cannot be trimmed.
+        ValueError: If the model is damaged, or a setting or a trimming cannot be expressed.
         OSError: If there is no such model.
     """
     source = _load(name_or_path, mapping, tokenizer)

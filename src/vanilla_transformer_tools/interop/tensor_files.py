@@ -118,8 +118,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a file, or of the only model in a folder.
 
     Args:
-        path: A file of safetensors or by `torch.save`, or a folder with one such file, or with
-            shards and their index.
+        path: A file of safetensors or `torch.save`, or a folder with one, or with an index.
 
     Raises:
         ValueError: If there is not exactly one model, or a file is damaged or holds other things,

@@ -108,8 +108,7 @@ def trim(
 ) -> Trimmed:
     """The model and its tokenizer with the entries that texts use; neither is changed.
 
-    Text all of whose tokens are kept is tokenised as before, and the logits of kept entries are
-    the model's.
+    Text all of whose tokens are kept has the same tokens, and kept entries have the same logits.
 
     Args:
         model: With one vocabulary.

@@ -141,10 +141,8 @@ class WeightMap:
 
     Args:
         rules: Source patterns by target patterns.
-        ignored: Patterns (`*`, `?`) of source tensors that are not weights, such as tables that are
-            computed.
-        older: Rules that make single tensors of the source out of those that older releases of its
-            program had instead.
+        ignored: Patterns (`*`, `?`) of source tensors that are no weights, as computed tables.
+        older: Rules for single tensors that older releases of the source's program call otherwise.
 
     Raises:
         ValueError: If rules cannot be read; names all of them.
@@ -174,8 +172,7 @@ class WeightMap:
         Args:
             targets: Shapes of the tensors to make.
             sources: Shapes of the tensors that there are.
-            tied: Second names of targets. The source may have tensors of its own for them, which
-                must then be the same.
+            tied: Second names of targets; tensors that the source has for them must be equal.
         """
         pieces, faults = {}, []
         for target, shape in targets.items():

@@ -118,8 +118,7 @@ class Page:
             settings: Fields of `Choices`.
 
         Raises:
-            ValueError: If there is no such line, it is blank or too long, or a choice is out of
-                range.
+            ValueError: If the line is missing, blank or too long, or a choice is out of range.
         """
         lines = lines_of(text)
         if not isinstance(line, int) or not 1 <= line <= len(lines):

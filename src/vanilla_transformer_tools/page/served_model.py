@@ -117,8 +117,7 @@ class Choices:
     Attributes:
         source_language: Language of the text; None: the model's.
         target_language: Language of the translation; None: the model's.
-        num_beams: Width of the beam, raised to `num_hypotheses`; None: the model's. Sampling
-            ignores it.
+        num_beams: Width, raised to `num_hypotheses`; None: the model's. Not for sampling.
         length_penalty: Exponent of the length in the score; None: the model's.
         num_hypotheses: Number of translations.
         do_sample: Whether translations are drawn at random.
@@ -178,8 +177,7 @@ class ServedModel:
 
     Attributes:
         search: The model's own search.
-        languages: Languages that a reader may choose from, by the field of `Choices`; none for most
-            models.
+        languages: Those to choose from, by the field of `Choices`; none for most models.
         begins_with: The one of each side that the page begins with.
 
     Args:

@@ -106,16 +106,14 @@ def push_space(
     Args:
         space: Repository of the Space, `user/name`; made where there is none.
         model: Repository of the model.
-        web: Folder of a page that `export --format web` made, which needs no server; None: the page
-            of `space_files`.
+        web: Folder of a page that `export --format web` made; None: the page of `space_files`.
         private: Whether a new Space is private; None: the default of the owner's account.
 
     Returns:
         The address of the Space.
 
     Raises:
-        ValueError: If `space_files` refuses the model, or the folder holds no page, a link, a
-            secret or a home directory.
+        ValueError: As `space_files`, or if the folder holds no page, a link, a secret or a home.
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub rejects the repository or the commit.
     """

@@ -23,12 +23,10 @@ class TokenBatchSampler(Sampler[list[int]]):
     A batch of n pairs costs n * (longest source + longest target) tokens. The pairs are sorted by
     length, and the sorted list is cut wherever the next pair would exceed the budget. Each epoch
     shuffles the pairs whose lengths are equal on both sides, which exchanges pairs between batches,
-    and then shuffles the batches. The sorted lengths do not change, so neither do the cuts and the
-    number of batches.
+    and then the batches. The sorted lengths, the cuts and the number of batches do not change.
 
     With several processes, all of them cut the same batches, and each yields its share of every
-    batch. An epoch depends only on `seed` and `set_epoch`, so a run can be resumed by skipping
-    batches.
+    batch. An epoch depends only on `seed` and `set_epoch`; a run is resumed by skipping batches.
 
     Lengths may differ from epoch to epoch, as under BPE-dropout. Then a few more batches are
     planned than the first epoch needs. If an epoch needs fewer, its largest batches are halved; if
@@ -49,8 +47,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         padding: Share of padding in the batches of an epoch, 0 to 1; also the same in each.
 
     Raises:
-        ValueError: If there are no pairs, a single pair exceeds the budget, or a process would have
-            no share of a batch.
+        ValueError: If there are no pairs, one exceeds the budget, or a process would get none.
     """
 
     def __init__(

@@ -65,8 +65,7 @@ class ParallelText:
             `save_to_disk`, or name of a dataset, local or on the Hub. All text files may be
             compressed (.gz, .bz2, .xz, .zip). Of a corpus in several files, all of them in order:
             plain text as source, target, source, target.
-        source_column: Column of the source, where columns have names. A dot reaches into nested
-            columns: `translation.de`.
+        source_column: Column of the source, by name; a dot for nested ones: `translation.de`.
         target_column: Column of the target, named in the same way.
         tag_column: Column with the target language of each pair, for one model of
             several directions; None: the pairs have one direction.

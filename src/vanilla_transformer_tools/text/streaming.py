@@ -26,8 +26,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
 
     A buffer of pairs is sorted, cut and shuffled as `TokenBatchSampler` does with a whole corpus.
     While its batches are used, the next buffer is filled, a few pairs after each batch. So two
-    buffers are in memory, and no batch waits for a whole buffer. At the end of a pass, a buffer
-    continues with the next pass.
+    buffers are in memory, and no batch waits for a whole one. A buffer may go into the next pass.
 
     Each of n processes reads all pairs but tokenises only every n-th one, which is what takes long.
     From these it cuts its own batches, with an n-th of the budget. In a pass, each pair goes to

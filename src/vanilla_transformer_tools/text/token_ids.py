@@ -135,8 +135,7 @@ class PairEncoder:
             Columns `input_ids`, `labels` and `is_truncated`.
 
         Raises:
-            ValueError: If `max_length` leaves no room for text, or a tag is none of the
-                tokenizer's.
+            ValueError: If `max_length` leaves no room for text, or a tag is unknown.
         """
         prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), self._tokenizers)
         shortest, max_length = 2 + len(prefixes[0]), self._max_length

@@ -29,8 +29,7 @@ class CTranslate2Engine:
 
     Attributes:
         name: Name of the engine, with version and type.
-        max_positions: Longest source, in tokens, that the model expects; the position table has at
-            least twice as many positions.
+        max_positions: Longest source, in tokens, that the model expects.
 
     Args:
         folder: Folder of the exported model.

@@ -113,8 +113,7 @@ class Engine(Protocol):
 
         Args:
             sources: Ids with `</s>`.
-            prefixes: Ids that each output begins with, after the first token of `search`; all of
-                one length.
+            prefixes: Ids of one length that outputs begin with, after `search`'s first token.
             limits: Longest output of each source in tokens, its prefix counted.
             search: How to search.
 
@@ -151,8 +150,7 @@ class TorchEngine:
             `suppress_tokens` and `early_stopping` only.
 
     Raises:
-        ValueError: If the vocabularies differ in size, or if several models are not all vanilla
-            Transformers.
+        ValueError: If vocabularies differ in size, or several are not all vanilla Transformers.
     """
 
     name = "torch"
@@ -334,16 +332,14 @@ class TorchEngine:
         Alignments come from the heads that `alignment_heads` of the generation config names, as
         guided training does; else from the mean of the heads of the decoder's last layer but one,
         or of its only one. In trained models that layer follows the words best (Garg et al. 2019,
-        arXiv 1909.02074); the last one rather predicts the next token. No token is aligned to the
-        end of the source.
+        arXiv 1909.02074); the last one predicts the next token. None is aligned to `</s>`.
 
         Args:
             sources: Ids with `</s>`.
             targets: Ids of outputs, with `</s>` if they ended; the same number for each source,
                 the outputs of the first source first.
             align: Whether alignments are wanted; otherwise they are empty.
-            end_length: Number of tokens at the end of each source that are no text: `</s>` and, in
-                mBART, the code of the language.
+            end_length: Tokens at the end of each source that are no text, as `end_length` counts.
 
         Raises:
             ValueError: If a row is longer than the positions of the model.

@@ -1,10 +1,9 @@
 # ruff: noqa: SIM905
 """Fragments of HTML: their text is translated, and tags follow their words.
 
-Text between two tags of blocks is one line for the model, with marks for the inline
-tags, see `marks.py`. Comments, scripts, styles and elements with `translate="no"` stay as they are,
-and so does each tag that is kept. Each element is closed, and an end tag without a start is
-dropped.
+Text between two tags of blocks is one line for the model, with marks for the inline tags, see
+`marks.py`. Comments, scripts, styles and elements with `translate="no"` stay as they are, as all
+tags do. Each element is closed, and an end tag without a start is dropped.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 """Marks in a line, and their places in its translation.
 
 A mark is a private-use character: an opening one and its closing one enclose what they mark, as
-tags do, and two without text between them mark a place. Marks of a second kind enclose text that
-stays as it is.
+tags do. Two without text between them mark a place, those of a second kind text that stays.
 """
 
 import re

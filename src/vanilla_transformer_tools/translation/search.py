@@ -78,16 +78,13 @@ class Search:
         temperature: Divides the logits before a draw; below 1 draws likelier tokens.
         top_k: Draws among the k likeliest tokens only; 0: among all.
         top_p: Draws among the likeliest tokens that together have this probability.
-        repetition_penalty: Divides the probability of tokens that the output has already, as in
-            Transformers; 1: no penalty.
+        repetition_penalty: Divisor for tokens that the output has, as in Transformers; 1: none.
         no_repeat_ngram_size: Number of tokens that an output never repeats in a row; 0: no limit.
         min_length: Shortest output in tokens, without the first token and `</s>`.
-        seed: With the source and the rank, it determines the samples (`TorchEngine`; CTranslate2
-            draws new ones each time).
+        seed: Determines samples, with source and rank (`TorchEngine`; CTranslate2 has its own).
         mbr_candidates: Ranks this number of samples, or of best hypotheses, of each source by
             minimum Bayes risk (see `rank_by_utility`); 0: by probability.
-        max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1; 0 to
-            1,000,000.
+        max_extra_tokens: Most tokens of an output beyond its source's (6.1), up to 1,000,000.
         scores: Whether scores are wanted; they may cost time.
         first_token: Id that each output begins with, before any prefix, such as the code of its
             language; None: the search chooses. As in Transformers, it has the probability 1, and

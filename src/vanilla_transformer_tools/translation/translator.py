@@ -119,8 +119,7 @@ class Translator:
             `kinds_of`; None: all but numbers, if the model has symbols for them, such as `<ph1>`.
         markup: Language of the lines, if not plain text; `html`: each is a fragment, see
             `markup`; engine `torch` and fast tokenizers only.
-        settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
-            of `search`; None: the default.
+        settings: Fields of `Search`, such as `num_beams=5`, instead of it; None: the default.
 
     Raises:
         ValueError: If settings are out of range or exclude each other, the model does not have a
@@ -254,8 +253,7 @@ class Translator:
         """Loads model and tokenizer from a folder or the Hub, onto a GPU if there is one.
 
         Args:
-            model_name_or_path: For CTranslate2, a folder that our export made. Several names are
-                an ensemble, see `TorchEngine`.
+            model_name_or_path: For CTranslate2, an export of ours; several names: an ensemble.
             engine: Library; `auto`: CTranslate2 where it is faster and finds the same (see
                 `reasons_for_torch`), else torch.
             dtype: Dtype of the weights while they are used, such as `bfloat16`; `auto`: as saved,
@@ -332,8 +330,7 @@ class Translator:
             prefixes: Text that translations begin with: one for all lines, or one for each. A
                 blank at its end is dropped. If the line is cut, its first piece has the prefix.
             first_line: Number of the first line, for warnings.
-            has_next: Whether another line is there now; if not, those before it are translated
-                before it is waited for.
+            has_next: Whether another line is there now; if not, those before it need not wait.
 
         Raises:
             ValueError: If there are more lines than prefixes, or fewer, a prefix is too long or has
