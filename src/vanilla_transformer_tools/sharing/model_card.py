@@ -4,6 +4,8 @@ import json
 import logging
 import re
 from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,15 +177,15 @@ def _with_scores(block: str, ours: dict[str, Any], forgotten: Collection[tuple[s
     # Each up to the next line that is not part of the value.
     ends = rf"^(?:{'|'.join(scores) or '(?!)'}):.*\n(?:\n*[ \t-].*\n)*"
     rest = re.sub(ends, "", block, flags=re.MULTILINE)
-    others = {key: value for key, value in wanted.items() if key not in scores}
-    try:
-        is_kept = (parse_yaml(rest) or {}) == others
-    except ValueError:
-        is_kept = False
+    new_values = {key: value for key, value in scores.items() if value}
+    values = {key: value for key, value in wanted.items() if key not in scores} | new_values
+    dump = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
+    text = rest + (dump(new_values) if new_values else "")
     # YAML can be written in ways that the pattern does not know.
-    parts = [{} if is_kept else others, {key: value for key, value in scores.items() if value}]
-    written = (yaml.safe_dump(one, sort_keys=False, allow_unicode=True) for one in parts if one)
-    return "".join([rest * is_kept, *written])
+    with suppress(ValueError):
+        if (parse_yaml(text) or {}) == values:
+            return text
+    return str(dump(values))
 
 
 def _merged_index(
