@@ -34,7 +34,6 @@ from vanilla_transformer.fast_search_vanilla_transformer import (
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer_tools.saved_folder import complete_ids
 from vanilla_transformer_tools.text.batches import padded
-from vanilla_transformer_tools.translation.ensemble import MeanDecoding, mean_log_probs
 from vanilla_transformer_tools.translation.search import (
     FIELDS_OF_A_SEARCH,
     Search,
@@ -134,6 +133,39 @@ def refuse_longer(rows: list[list[int]], last_position: float, owner: str, cure:
             f"The positions of {owner} end after {last_position:.0f} tokens, got a sequence of "
             f"{longest}. {cure}"
         )
+
+
+class MeanDecoding:
+    """Decodes with several models as one, by the mean of their probabilities.
+
+    Shapes: B sentences · P prompt · N hypotheses of a sentence · V vocabulary.
+
+    Args:
+        decodings: One of each model, all of the same sources.
+    """
+
+    def __init__(self, decodings: list[IncrementalDecoder]) -> None:
+        self.decodings = decodings
+
+    def first_logits(self, prompt: Tensor) -> Tensor:
+        """Log-probabilities of the token after each prompt, `[B, P]` -> `[B, V]`."""
+        return mean_log_probs([decoding.first_logits(prompt) for decoding in self.decodings])
+
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Log-probabilities of the token after each hypothesis, `[B, N]` -> `[B, N, V]`."""
+        logits = [decoding.next_logits(tokens, parents) for decoding in self.decodings]
+        return mean_log_probs(logits)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all sentences except those at `rows`."""
+        for decoding in self.decodings:
+            decoding.keep(rows)
+
+
+def mean_log_probs(logits: list[Tensor]) -> Tensor:
+    """Log of the mean of several models' probabilities, from the logits of each."""
+    log_probs = torch.stack([part.log_softmax(-1, dtype=torch.float32) for part in logits])
+    return log_probs.logsumexp(0) - math.log(len(logits))
 
 
 class TorchEngine:
