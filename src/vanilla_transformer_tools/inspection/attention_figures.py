@@ -190,10 +190,7 @@ def _directed(text: str) -> str:
 
 
 def _fonts(path: Path) -> list[str]:
-    """Families to draw labels in: matplotlib's own, then installed ones of many scripts.
-
-    An .svg is drawn in the viewer's fonts.
-    """
+    """Families to draw labels in: matplotlib's own, then installed ones, or the viewer's."""
     from matplotlib.font_manager import get_font_names
 
     if path.suffix == ".svg":

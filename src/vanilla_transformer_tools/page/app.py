@@ -77,11 +77,7 @@ Marked = list[tuple[str, str | None]]
 
 
 class _Layout:
-    """Components and events of the app that is being built.
-
-    Args:
-        page: Page that they show.
-    """
+    """Components and events of the app that is being built."""
 
     def __init__(self, page: Page) -> None:
         self.page = page

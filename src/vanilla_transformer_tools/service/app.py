@@ -264,12 +264,7 @@ def _counted(app: ASGIApp, requests: Any, paths: Collection[str]) -> ASGIApp:
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """The body of a request, of at most `max_bytes`.
-
-    Raises:
-        RefusedError: If it has more, or does not come in time.
-        ClientDisconnect: If the client is gone.
-    """
+    """The body of a request, if it has at most `max_bytes` and comes in time."""
     body = bytearray()
     declared = int(request.headers.get("content-length", 0))
     try:
@@ -291,11 +286,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 async def _result(request: Request, future: Future[Results]) -> Results:
-    """What the batcher finds, unless the client leaves before that.
-
-    Raises:
-        ClientDisconnect: If it does; the request then leaves the queue.
-    """
+    """What the batcher finds; a request whose client leaves before that leaves the queue."""
     answer = asyncio.wrap_future(future)
     departure = asyncio.create_task(_departure(request))
     try:

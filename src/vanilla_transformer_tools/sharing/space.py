@@ -184,11 +184,7 @@ def _front_matter(model: str, **fields: str) -> str:
 
 
 def _contents(folder: Path, suffixes: tuple[str, ...] = ("",)) -> dict[str, bytes]:
-    """The files of a folder by path, without hidden ones.
-
-    Raises:
-        ValueError: If one is a link, which may lead to a private file.
-    """
+    """The files of a folder by path, without hidden ones; a link may lead to a private file."""
     contents: dict[str, bytes] = {}
     for name in names_below(folder):
         path = folder / name

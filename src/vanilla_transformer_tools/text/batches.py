@@ -166,11 +166,7 @@ def _cut(
 def _halve_largest(
     starts: npt.NDArray[np.int64], pairs: int, batches: int, num_processes: int
 ) -> npt.NDArray[np.int64]:
-    """Halves the batches with the most pairs until there are `batches` of them.
-
-    Raises:
-        ValueError: If halves would not have a pair for each process.
-    """
+    """Halves the batches with the most pairs until there are `batches` of them."""
     while len(starts) < batches:
         sizes = np.diff(starts, append=pairs)
         largest = int(sizes.argmax())

@@ -167,12 +167,7 @@ def encode_pairs(
 
 @dataclass(frozen=True)
 class _Lines:
-    """Token ids of several lines, one after another.
-
-    Attributes:
-        ids: Ids of all lines.
-        lengths: Number of ids of each line.
-    """
+    """Token ids of several lines, one after another, and their number in each line."""
 
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]

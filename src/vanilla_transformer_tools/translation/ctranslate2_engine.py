@@ -248,11 +248,7 @@ def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _read_vocabulary(folder: Path, side: str) -> list[str]:
-    """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same.
-
-    Raises:
-        ValueError: If there is no such file, or something else in it.
-    """
+    """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same."""
     file = folder / f"{side}_vocabulary.json"
     if not file.exists():
         file = folder / "shared_vocabulary.json"

@@ -255,12 +255,7 @@ def _load_export(names: list[str], dtype: str) -> LoadedEngine:
 def _load_converted(
     model: str, tokenizer: PreTrainedTokenizerBase, load_torch: Callable[[], TorchEngine]
 ) -> LoadedEngine | None:
-    """Loads a model as converted for CTranslate2, which is done once; None if it does not agree.
-
-    Raises:
-        ValueError: If CTranslate2 cannot hold the model.
-        OSError: If a conversion cannot be kept.
-    """
+    """Loads a model as converted for CTranslate2, which is done once; None if it does not agree."""
     # In the Hub's cache if the model comes from there.
     folder = cast(Path, find_file(model, CONFIG_NAME)).parent
     if not any(folder.glob("model*.safetensors")):

@@ -76,12 +76,8 @@ _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 class _Line:
     """What becomes one translation: a line, or a fragment of HTML with any number of lines.
 
-    Attributes:
-        number: Number in messages.
-        characters: Number of characters.
-        texts: Lines of text, with marks.
-        prefix: Ids that the translation of the first text begins with.
-        join: Joins the translations of the texts.
+    It has a number in messages, texts with marks, ids that the translation of the first text begins
+    with, and what joins the translations of the texts.
     """
 
     number: int
