@@ -310,7 +310,7 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
 
 
 def _check_config(name_or_path: str) -> dict[str, Any]:
-    """Fields of our config, before gigabytes are read; none where there is no config to be found."""
+    """Fields of our config, before gigabytes are read; none where no config can be found."""
     folder = Path(name_or_path)
     if folder.is_dir():
         check_shards(folder)

@@ -317,7 +317,7 @@ class ServedModel:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """A reader's turn with the model; a panic of a tokenizer would end the queue of the page."""
+        """A reader's turn with the model; a tokenizer's panic would end the queue of the page."""
         with self._lock:
             try:
                 yield

@@ -110,7 +110,7 @@ def _is_end(line: str, start: int, found: re.Match[str]) -> bool:
 
 
 def _is_abbreviated(word: str, before: list[str], *, is_before_digit: bool) -> bool:
-    """Whether the dot after a word, in lower case, belongs to it; the words before it may decide."""
+    """Whether the dot after a word, in lower case, belongs to it, as the words before it show."""
     if word.isdecimal() and len(word) <= 2:
         # The number of an item, or an ordinal.
         return not before or before[-1].lower() in _BEFORE_ORDINALS
