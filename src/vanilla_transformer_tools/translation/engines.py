@@ -482,43 +482,34 @@ def _aligned(model: PreTrainedModel, cross_attentions: tuple[Tensor, ...]) -> Te
 
 
 def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
-    """Processors that turn greedy search into sampling; none without `do_sample`."""
-    processors = LogitsProcessorList()
-    if search.do_sample:
-        if search.temperature != 1.0:
-            processors.append(TemperatureLogitsWarper(search.temperature))
-        if search.top_k:
-            processors.append(TopKLogitsWarper(search.top_k))
-        if search.top_p < 1.0:
-            processors.append(TopPLogitsWarper(search.top_p))
-        kinds = [
-            (search.seed, index % search.num_hypotheses, source)
-            for index, source in enumerate(sources)
-        ]
-        digests = (hashlib.blake2b(repr(one).encode(), digest_size=8).digest() for one in kinds)
-        processors.append(GumbelNoise([int.from_bytes(one, "big") for one in digests]))
-    return processors
+    """Processors that turn greedy search into sampling; none without `do_sample`.
 
-
-class GumbelNoise(LogitsProcessor):
-    """Adds noise to logits, so that the largest one is a random draw from the softmax.
-
-    This is the Gumbel-max trick (Gumbel 1954). Each row has its own generator, so that a sample
-    does not depend on the other sentences of its batch.
-
-    Args:
-        seeds: One for each row.
+    By the Gumbel-max trick (Gumbel 1954), the largest logit with noise is a random draw from the
+    softmax. Each row has its own noise, whatever the other sentences of its batch.
     """
+    processors = LogitsProcessorList()
+    if not search.do_sample:
+        return processors
+    if search.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(search.temperature))
+    if search.top_k:
+        processors.append(TopKLogitsWarper(search.top_k))
+    if search.top_p < 1.0:
+        processors.append(TopPLogitsWarper(search.top_p))
+    generators = []
+    for index, source in enumerate(sources):
+        kind = search.seed, index % search.num_hypotheses, source
+        digest = hashlib.blake2b(repr(kind).encode(), digest_size=8).digest()
+        generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "big")))
 
-    def __init__(self, seeds: list[int]) -> None:
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Logits with noise, `[B, V]`."""
+    def with_noise(_: Tensor, scores: Tensor) -> Tensor:
         noise = torch.empty(scores.shape, dtype=torch.float32)
-        for row, generator in zip(noise, self.generators, strict=True):
+        for row, generator in zip(noise, generators, strict=True):
             row.exponential_(generator=generator)
         return scores - noise.log().to(scores)
+
+    processors.append(with_noise)
+    return processors
 
 
 def _is_vanilla(model: PreTrainedModel) -> bool:
