@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,9 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE, TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer_tools.files import (
-    checksum,
     names_below,
     scratch_folder,
     write_lines,
-    written_whole,
 )
 from vanilla_transformer_tools.interop.to_transformers import name_general_tokenizers
 from vanilla_transformer_tools.saved_folder import RESULTS_FILE, read_object, read_run
@@ -34,28 +33,22 @@ _PAGE_FILES = ("index.html", "page.css", "page.js")
 _TRANSFORMERS = "@huggingface/transformers@4.3.2"
 # The release that this transformers.js is built with. Its smallest build computes on CPUs only.
 _ONNXRUNTIME = "onnxruntime-web@1.31.0-dev.20260914-8d85527a0"
-# Package, file in it, and SHA-256.
+# Files in each package, and their SHA-256.
 _RUNTIME = {
-    "transformers.web.min.js": (
-        _TRANSFORMERS,
-        "dist/transformers.web.min.js",
-        "ecaf2c7dce4bcbe882d1ec6e67c2f537720e0e47169e5f7e60f2c019fba91682",
-    ),
-    "LICENSE": (
-        _TRANSFORMERS,
-        "LICENSE",
-        "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
-    ),
-    "ort.wasm.bundle.min.mjs": (
-        _ONNXRUNTIME,
-        "dist/ort.wasm.bundle.min.mjs",
-        "17b52c1ac62b421dc508b4c28b9a9675251c6e25dd512ef54b83a5e2c4242869",
-    ),
-    "ort-wasm-simd-threaded.wasm": (
-        _ONNXRUNTIME,
-        "dist/ort-wasm-simd-threaded.wasm",
-        "06ba057753da3847e4c24f02d91ab133455b0817c69a44993a9a53a2146df9e3",
-    ),
+    _TRANSFORMERS: {
+        "dist/transformers.web.min.js": (
+            "ecaf2c7dce4bcbe882d1ec6e67c2f537720e0e47169e5f7e60f2c019fba91682"
+        ),
+        "LICENSE": "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
+    },
+    _ONNXRUNTIME: {
+        "dist/ort.wasm.bundle.min.mjs": (
+            "17b52c1ac62b421dc508b4c28b9a9675251c6e25dd512ef54b83a5e2c4242869"
+        ),
+        "dist/ort-wasm-simd-threaded.wasm": (
+            "06ba057753da3847e4c24f02d91ab133455b0817c69a44993a9a53a2146df9e3"
+        ),
+    },
 }
 _NPM_SECONDS = 600
 # Of each part of a pipeline: the name of several steps, and the steps that transformers.js computes
@@ -78,9 +71,19 @@ def runtime(folder: Path) -> None:
     """
     target = folder / RUNTIME_FOLDER
     target.mkdir()
-    for package in (_TRANSFORMERS, _ONNXRUNTIME):
-        with scratch_folder(target, ".npm-") as scratch:
-            _unpack(_npm_pack(package, scratch), package, target)
+    for package, pinned in _RUNTIME.items():
+        with (
+            scratch_folder(target, ".npm-") as scratch,
+            tarfile.open(_npm_pack(package, scratch)) as archive,
+        ):
+            for path, digest in pinned.items():
+                content = archive.extractfile(f"package/{path}").read()  # type: ignore[union-attr]
+                if (found := sha256(content).hexdigest()) != digest:
+                    raise ValueError(
+                        f"{path} of {package} must have the SHA-256 {digest}, got {found}. Check "
+                        "the registry that npm uses."
+                    )
+                (target / Path(path).name).write_bytes(content)
 
 
 def _npm_pack(package: str, folder: Path) -> Path:
@@ -105,24 +108,6 @@ def _npm_pack(package: str, folder: Path) -> Path:
             "keeps it."
         )
     return archives[0]
-
-
-def _unpack(archive: Path, package: str, folder: Path) -> None:
-    with tarfile.open(archive) as content:
-        for name, (owner, path, digest) in _RUNTIME.items():
-            if owner != package:
-                continue
-            with (
-                content.extractfile(f"package/{path}") as stream,  # type: ignore[union-attr]
-                written_whole(folder / name) as temporary,
-            ):
-                temporary.write_bytes(stream.read())
-                found = checksum(temporary)
-                if found != digest:
-                    raise ValueError(
-                        f"{path} of {package} must have the SHA-256 {digest}, got {found}. Check "
-                        "the registry that npm uses."
-                    )
 
 
 def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
