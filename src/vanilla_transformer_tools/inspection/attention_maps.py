@@ -5,8 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from tokenizers import decoders
@@ -14,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import speller
 from vanilla_transformer_tools.translation import Translator
@@ -269,32 +267,6 @@ _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in
 _DIGITS = 4
 
 
-def write_attention_page(
-    maps: AttentionMaps,
-    path: Path,
-    *,
-    kind: str = "cross",
-    layer: int | None = None,
-    head: int | None = None,
-) -> Path:
-    """Writes the page of `attention_page` to a file.
-
-    Args:
-        maps: Attention maps of one pair.
-        path: File of the page.
-        kind: Shown first.
-        layer: Shown first, counted from 1; None: the one that alignments are read from.
-        head: Shown first, counted from 1; None: the mean of all heads.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: If there is no such kind, layer or head.
-    """
-    return write_lines(path, [attention_page(maps, kind=kind, layer=layer, head=head)])
-
-
 def attention_page(
     maps: AttentionMaps, *, kind: str = "cross", layer: int | None = None, head: int | None = None
 ) -> str:
@@ -321,27 +293,13 @@ def attention_page(
                 "rows": part.rows,
                 "columns": part.columns,
                 "sums_to_one": part.sums_to_one,
-                "weights": _rounded(part.weights.tolist()),
+                "weights": part.weights.double().round(decimals=_DIGITS).tolist(),
             }
             for part in (maps.encoder, maps.decoder, maps.cross)
         ],
-        "view": {
-            "kind": kind,
-            "layer": layer or first.default_layer,
-            "head": head or "mean",
-        },
+        "view": {"kind": kind, "layer": layer or first.default_layer, "head": head or "mean"},
     }
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPES)
-    template = (
-        files("vanilla_transformer_tools.inspection")
-        .joinpath(_TEMPLATE)
-        .read_text(encoding="utf-8")
-    )
+    template = files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
     before, after = template.split(_PLACE)
     return f"{before}>{data}<{after.rstrip()}"
-
-
-def _rounded(weights: Any) -> Any:
-    if isinstance(weights, list):
-        return [_rounded(part) for part in weights]
-    return round(weights, _DIGITS)
