@@ -26,13 +26,7 @@ from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary
 
 # Tensors with a row for each entry.
-_TABLES = (
-    "model.shared.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-    "lm_head.weight",
-    "lm_head.bias",
-)
+_TABLES = ("shared.weight", "embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 # Ids that must stay, each alone or in a list.
 _NEEDED_IDS = (
     "pad_token_id",
@@ -333,7 +327,7 @@ def _trimmed_model(
     rows = torch.tensor(kept, device=model.device)
     tied = model.all_tied_weights_keys
     weights = {
-        name: tensor.index_select(0, rows) if name in _TABLES else tensor.clone()
+        name: tensor.index_select(0, rows) if name.endswith(_TABLES) else tensor.clone()
         for name, tensor in model.state_dict().items()
         if name not in tied
     }

@@ -46,7 +46,7 @@ from vanilla_transformer_tools.saved_folder import (
 )
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
 from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
+from vanilla_transformer_tools.text.tokenizer_pair import tokens_by_id
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.search import (
@@ -78,26 +78,6 @@ _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", T
 # Folders that others cannot write to: what they put there would be translated with.
 _OWN_MODE = 0o700
 _CONVERTER = Path(__file__).with_name("ctranslate2_conversion.py")
-
-
-def common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
-    """The tokenizers that all models share.
-
-    Args:
-        names: Folders or Hub names.
-        loading: Further arguments of `AutoTokenizer`.
-
-    Raises:
-        ValueError: If they differ.
-    """
-    first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
-    for name, pair in zip(names[1:], others, strict=True):
-        if pair.contents != first.contents:
-            raise ValueError(
-                f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
-                f"than in {names[0]!r}. Train them with the same tokenizer."
-            )
-    return first
 
 
 def training_defaults(model_name_or_path: str) -> dict[str, Any]:

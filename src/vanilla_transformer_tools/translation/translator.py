@@ -21,7 +21,6 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
 )
 from vanilla_transformer_tools.translation.bayes_risk import rank_by_utility
 from vanilla_transformer_tools.translation.engine_choice import (
-    common_tokenizers,
     load_engine,
     training_defaults,
 )
@@ -267,7 +266,13 @@ class Translator:
         given = {name: value for name, value in settings.items() if value is not None}
         settings = training_defaults(names[0]) | given
         loading = {"trust_remote_code": trust_remote_code}
-        tokenizers = common_tokenizers(names, **loading)
+        tokenizers, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
+        for name, pair in zip(names[1:], others, strict=True):
+            if pair.contents != tokenizers.contents:
+                raise ValueError(
+                    "The models of an ensemble must share one tokenizer, got another one in "
+                    f"{name!r} than in {names[0]!r}. Train them with the same tokenizer."
+                )
         loaded = load_engine(
             engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
         )
