@@ -173,17 +173,13 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         "decoder": (labels, read_labels),
         "cross": (labels, source_labels),
     }
-    maps = {
-        kind: AttentionMap(kind, *both, _stack(output[f"{kind}_attentions"]), sums_to_one)
-        for kind, both in sides.items()
-    }
+    maps = {}
+    for kind, both in sides.items():
+        # Of a batch of one row.
+        weights = torch.stack([layer[0] for layer in output[f"{kind}_attentions"]])
+        maps[kind] = AttentionMap(kind, *both, weights.float().cpu(), sums_to_one)
     text = target_tokenizer.decode(target_ids, skip_special_tokens=True)
     return AttentionMaps(source, text, **maps)
-
-
-def _stack(attentions: tuple[Tensor, ...]) -> Tensor:
-    """Weights of a batch of one row, `[layers, H, Q, K]`."""
-    return torch.stack([weights[0] for weights in attentions]).float().cpu()
 
 
 def token_labels(

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
@@ -130,16 +129,13 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             # Without tags, the last name remains unused.
             texts = dict(zip(COLUMNS, map(list, zip(*part, strict=True)), strict=False))
             columns = self._encoder(texts)
-            sides = (_lines(columns[name]) for name in ("input_ids", "labels"))
-            rows += zip(*sides, strict=True)
+            sides = (columns[name] for name in ("input_ids", "labels"))
+            # The ids of each line, in the memory of the column.
+            lines = (np.split(one.values.to_numpy(), one.offsets.to_numpy()[1:-1]) for one in sides)
+            rows += zip(*lines, strict=True)
             truncated += columns["is_truncated"].true_count
         return rows, truncated
 
     def _sampler(self, buffer: list[EncodedPair]) -> TokenBatchSampler:
         lengths = [(len(source), len(target)) for source, target in buffer]
         return TokenBatchSampler(lengths, **self._sampling)
-
-
-def _lines(column: pa.ListArray) -> list[npt.NDArray[np.int32]]:
-    """The ids of each line, in the memory of the column."""
-    return np.split(column.values.to_numpy(), column.offsets.to_numpy()[1:-1])

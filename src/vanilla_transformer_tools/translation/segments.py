@@ -147,7 +147,11 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
     while start < len(line):
         fitting = _end_of_fitting(line, start, guess, tokenizer, max_tokens)
         guess = 2 * (fitting - start)
-        boundaries = [] if fitting == len(line) else _boundaries(line, start, fitting)
+        boundaries: list[int] = []
+        if fitting < len(line):
+            boundaries = [*sentence_ends(line, start, fitting)][::-1]
+            blanks = (place for place in range(fitting, start, -1) if line[place].isspace())
+            boundaries += islice(blanks, 1)
         # A cut within a token makes others of it, which may be more.
         ends = chain(boundaries, range(fitting, start + 1, -1))
         begin, end = end, next((end for end in ends if fits(line[start:end])), start + 1)
@@ -192,13 +196,6 @@ def _end_of_fitting(
         ends = range(start + 1, end + 1)
         fitting = bisect_right(ends, max_tokens, key=lambda one: len(encode(one)["input_ids"]))
     return start + max(1, fitting)
-
-
-def _boundaries(line: str, start: int, end: int) -> list[int]:
-    """Where a piece from `start` to `end` at the latest may end: sentences, else the last blank."""
-    ends = list(sentence_ends(line, start, end))
-    blanks = (place for place in range(end, start, -1) if line[place].isspace())
-    return [*reversed(ends), *islice(blanks, 1)]
 
 
 def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:
