@@ -15,9 +15,9 @@ from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.placing import (
     CharacterLink,
     MarkedPiece,
+    Placing,
     Span,
     is_around,
-    restored,
     unmark,
 )
 from vanilla_transformer_tools.translation.read_pairs import (
@@ -134,9 +134,9 @@ def place_marks(
             continue
         ranked, missing = [], []
         for one in best.ranked:
-            text, lacking = restored(piece, one.text, links.get((piece.text, one.text), []))
-            ranked.append(replace(one, text=text))
-            missing.append(lacking)
+            placing = Placing(piece, one.text, links.get((piece.text, one.text), []))
+            ranked.append(replace(one, text=placing.text))
+            missing.append(placing.missing)
         yield with_alternatives(ranked), missing[0]
 
 

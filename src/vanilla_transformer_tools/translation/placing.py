@@ -117,24 +117,6 @@ def is_around(span: Span, text: str, start: int = 0, end: int | None = None) -> 
     return span.start < span.end and not without_blank_ends(others)
 
 
-def restored(
-    piece: MarkedPiece, translation: str, links: Sequence[CharacterLink]
-) -> tuple[str, int]:
-    """A translation with the marks and items of its source.
-
-    Args:
-        piece: The source.
-        translation: Of its text.
-        links: Between the characters of the two.
-
-    Returns:
-        The translation, and the number of items that it lacked, which are appended.
-    """
-    placing = _Placing(piece, translation, links)
-    placing.place_spans()
-    return _written(translation, piece.spans), placing.missing
-
-
 @dataclass(frozen=True)
 class _Unit:
     """A word of the translation, or an item in it, and the places in the source it is linked to."""
@@ -150,8 +132,18 @@ class _Unit:
         return 2 * inside > sum(size for _, size in self.sources)
 
 
-class _Placing:
-    """Finds the windows of the spans of one piece."""
+class Placing:
+    """A translation with the marks and items of its source.
+
+    Attributes:
+        text: It, with them.
+        missing: Number of items that it lacked, which are appended.
+
+    Args:
+        piece: The source.
+        translation: Of its text.
+        links: Between the characters of the two.
+    """
 
     def __init__(
         self, piece: MarkedPiece, translation: str, links: Sequence[CharacterLink]
@@ -184,6 +176,8 @@ class _Placing:
         ]
         words = [word for word in self.words if is_free((word.start, word.end))]
         self.units = sorted([*items, *words], key=lambda unit: unit.start)
+        self._place_spans()
+        self.text = _written(translation, piece.spans)
 
     def _copies_of(self, item: Span) -> Iterator[tuple[int, int]]:
         """Where the text of an item is that is no part of a longer word or number."""
@@ -213,7 +207,7 @@ class _Placing:
         )
         return _Unit(start, end, sources)
 
-    def place_spans(self) -> None:
+    def _place_spans(self) -> None:
         """Places each span around its words, inner ones within outer ones."""
         whole = Span(0, len(self.source), window=(self.begin, self.end))
         below = _below(whole, self.spans)
