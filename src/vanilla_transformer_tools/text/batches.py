@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -127,17 +128,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         """Chooses the epoch of the next iteration, counted from 0."""
         if self._redraw and epoch != self.epoch:
             lengths, budget = self._redraw(epoch), self.max_tokens
-            while not self._fits(lengths, budget):
+            while True:
+                # Until the longest pair has room, and batches are few enough.
+                with suppress(ValueError):
+                    self._arrange(lengths, budget)
+                    if len(self._starts) <= self._batches:
+                        break
                 budget += math.ceil(budget / 100)
         self.epoch = epoch
-
-    def _fits(self, lengths: Lengths, max_tokens: int) -> bool:
-        """Cuts the pairs of an epoch; whether the longest have room, and batches are few enough."""
-        try:
-            self._arrange(lengths, max_tokens)
-        except ValueError:
-            return False
-        return len(self._starts) <= self._batches
 
 
 def _cut(
