@@ -280,10 +280,6 @@ class _Layout:
             status += _message(f"Tokens and links are shown for the first {_MOST_LINES} lines.")
         lines = list(numbered.values())[:_MOST_LINES]
         pairs = [(line["source"], line["translations"][0]["text"]) for line in lines]
-        tokens: Marked = []
-        for line in lines:
-            rates = [f"{probability:.0%}" for probability in line["probabilities"]]
-            tokens += [*zip(line["tokens"], rates, strict=True), ("\n", None)]
         links: Marked = []
         try:
             linked = self.page.model(values[self.model]).link(pairs, Choices.of(settings))
@@ -300,14 +296,8 @@ class _Layout:
         return shown | {
             self.output: answer["text"],
             self.status: status,
-            # All translations of all lines with their scores, best first.
-            self.hypotheses: [
-                [str(number), str(rank), f"{one['score'] or 0:.3f}", one["text"] + cut]
-                for number, line in numbered.items()
-                for rank, one in enumerate(line["translations"], start=1)
-                for cut in [" (cut off)" * one["reached_limit"]]
-            ],
-            self.tokens: gr.update(value=tokens, rtl=is_from_right),
+            self.hypotheses: _rows(numbered),
+            self.tokens: gr.update(value=_tokens(lines), rtl=is_from_right),
             self.links: gr.update(value=links, rtl=is_from_right),
             self.line: gr.update(choices=names, value=names[0][1]),
         }
@@ -377,6 +367,25 @@ def _with_words(answer: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """The lines of an answer that are not blank, by number."""
     numbered = enumerate(answer["lines"], start=1)
     return {number: line for number, line in numbered if line["source"].strip()}
+
+
+def _rows(numbered: dict[int, dict[str, Any]]) -> list[list[str]]:
+    """All translations of all lines with their scores, best first."""
+    return [
+        [str(number), str(rank), f"{one['score'] or 0:.3f}", one["text"] + cut]
+        for number, line in numbered.items()
+        for rank, one in enumerate(line["translations"], start=1)
+        for cut in [" (cut off)" * one["reached_limit"]]
+    ]
+
+
+def _tokens(lines: Sequence[dict[str, Any]]) -> Marked:
+    """The tokens of translations, each with its probability."""
+    marked: Marked = []
+    for line in lines:
+        rates = [f"{probability:.0%}" for probability in line["probabilities"]]
+        marked += [*zip(line["tokens"], rates, strict=True), ("\n", None)]
+    return marked
 
 
 def mark_differences(first: str, second: str) -> tuple[Marked, Marked]:
