@@ -112,19 +112,13 @@ def _parts(text: str, encoding: BatchEncoding) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Choices:
-    """Settings that a reader chooses for a translation; the fields are explained in `Search`.
+    """Settings that a reader chooses for a translation; `Search` explains those not listed here.
 
     Attributes:
         source_language: Language of the text; None: the model's.
         target_language: Language of the translation; None: the model's.
         num_beams: Width, raised to `num_hypotheses`; None: the model's. Not for sampling.
         length_penalty: Exponent of the length in the score; None: the model's.
-        num_hypotheses: Number of translations.
-        do_sample: Whether translations are drawn at random.
-        temperature: Divisor of the logits of samples.
-        top_k: Number of tokens that are drawn from; 0: all.
-        top_p: Share of the probability that is drawn from; 1: all.
-        seed: Start of the random numbers.
         split_sentences: Whether each sentence is translated separately.
     """
 

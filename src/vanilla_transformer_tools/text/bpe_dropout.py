@@ -173,20 +173,18 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         max_length: int,
         languages: Sequence[str] | None = None,
     ) -> None:
-        self._sides = {
-            column: SegmentedLines(
-                tokenizer,
-                # As `PairEncoder` reads them.
-                list(map(without_blank_ends, lines)),
-                rate=rate,
-                seed=f"{seed} {column}",
-                argument=argument,
+        sides = [
+            ("input_ids", tokenizers.source, source, "text"),
+            ("labels", tokenizers.target, target, "text_target"),
+        ]
+        self._sides = {}
+        for column, tokenizer, lines, argument in sides:
+            # As `PairEncoder` reads them.
+            texts = list(map(without_blank_ends, lines))
+            drawn = SegmentedLines(
+                tokenizer, texts, rate=rate, seed=f"{seed} {column}", argument=argument
             )
-            for column, tokenizer, lines, argument in (
-                ("input_ids", tokenizers.source, source, "text"),
-                ("labels", tokenizers.target, target, "text_target"),
-            )
-        }
+            self._sides[column] = drawn
         self._prefixes = source_prefixes(languages, len(source), tokenizers)
         self._pairs = len(source)
         self._max_length = max_length
