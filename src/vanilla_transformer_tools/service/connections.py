@@ -207,6 +207,8 @@ def _has_one_reading(head: bytes) -> bool:
     return length is None or length.isdigit()
 
 
+# Browsers send the host of the address that they call, and the origin of the page that calls. A
+# foreign page can make its own host name lead to this machine, but cannot send another one.
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 ANY = "*"
 
