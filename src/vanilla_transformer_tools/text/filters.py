@@ -10,6 +10,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -130,13 +131,14 @@ def read_corpus(settings: TrainSettings) -> Corpus:
     text = parallel_text(settings, settings.train, settings.train_split)
     # Of a stream only what the tokenizer learns from is stored.
     pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
+    return Corpus(filter_pairs(pairs, rules), validation, partial(_read_kept, text, rules))
 
-    def read_kept() -> Iterator[tuple[str, ...]]:
-        for pair in read_pairs(text):
-            if not any(drops(*pair) for drops in rules.values()):
-                yield pair
 
-    return Corpus(filter_pairs(pairs, rules), validation, read_kept)
+def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:
+    """One pass over the pairs that no filter drops, with their tags if there are any."""
+    for pair in read_pairs(text):
+        if not any(drops(*pair) for drops in rules.values()):
+            yield pair
 
 
 def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
@@ -188,9 +190,9 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
     """
     rules: dict[str, Rule] = {}
     if settings.filter_empty:
-        rules["empty"] = lambda source, target, *_: not (source.strip() and target.strip())
+        rules["empty"] = _has_empty_side
     if settings.filter_identical:
-        rules["identical"] = lambda source, target, *_: source == target
+        rules["identical"] = _has_equal_sides
     if (most := settings.filter_max_characters) is not None:
         rules["max_characters"] = lambda source, target, *_: max(len(source), len(target)) > most
     if (ratio := settings.filter_max_ratio) is not None:
@@ -202,6 +204,14 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
     if settings.filter_duplicates:
         rules["duplicates"] = _seen_before()
     return rules
+
+
+def _has_empty_side(source: str, target: str, *tag: str) -> bool:
+    return not (source.strip() and target.strip())
+
+
+def _has_equal_sides(source: str, target: str, *tag: str) -> bool:
+    return source == target
 
 
 def _in_other_script_than(*codes: str) -> Rule:

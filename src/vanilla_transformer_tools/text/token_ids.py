@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -208,9 +208,7 @@ class _ByWords:
 
     def __init__(self, tokenizer: VanillaTransformerTokenizer) -> None:
         self._tokenizer = tokenizer
-        # Words, numbered in the order in which they are looked up for the first time.
-        self._numbers: defaultdict[_Word, int] = defaultdict()
-        self._numbers.default_factory = self._numbers.__len__
+        self._numbers = _Numbers()
         self._ids = np.empty(0, np.int32)
         # Where the ids of a word begin, by its number, and after all of them their end.
         self._starts = np.zeros(1, np.int64)
@@ -277,6 +275,14 @@ class _ByWords:
             del self._numbers[word]
         self._starts = self._starts[: len(self._numbers) + 1]
         self._ids = self._ids[: self._starts[-1]]
+
+
+class _Numbers(dict[_Word, int]):
+    """Words, numbered in the order in which they are looked up for the first time."""
+
+    def __missing__(self, word: _Word) -> int:
+        number = self[word] = len(self)
+        return number
 
 
 def _joined(lines: Sequence[Sequence[int]]) -> _Lines:
