@@ -25,6 +25,7 @@ from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.parallel_text import (
     COLUMNS,
     ROWS_AT_A_TIME,
+    ParallelText,
     holds_both_sides,
     load_pairs,
     parallel_text,
