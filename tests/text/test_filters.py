@@ -1,6 +1,7 @@
 """Filters of training pairs: what each drops, and that nothing is lost."""
 
 import json
+import pickle
 import re
 import sys
 from collections import Counter
@@ -415,6 +416,15 @@ def test_resumed_run_filters_as_before(run_settings, tmp_path):
     assert (folder / "dropped.jsonl").read_bytes() == before
     assert read_json(folder / "run.json")["pairs"] == 20
     assert len(checkpoints_of(folder)) == 2
+
+
+def test_reader_of_pairs_can_be_sent_to_workers(write):
+    file = write("train.jsonl", *records(PAIRS))
+    settings = TrainSettings(train=[file], filter_empty=True, filter_identical=True)
+
+    read = pickle.loads(pickle.dumps(filters.read_corpus(settings).read))
+
+    assert [*read()] == [pair for row, pair in enumerate(PAIRS) if row not in (1, 2)]
 
 
 def test_nothing_is_written_when_a_filter_is_refused(run_settings, tmp_path):
