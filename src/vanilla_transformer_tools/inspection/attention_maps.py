@@ -21,7 +21,7 @@ from vanilla_transformer_tools.translation.engines import (
     aligned_layer,
     attention_weights,
 )
-from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
+from vanilla_transformer_tools.translation.read_pairs import encode_pair
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -145,14 +145,15 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
     source = without_blank_ends(without_surrogates(source))
     tokenizers = translator.tokenizers
-    source_ids = [*tokenizers.source_prefix, *encode_source(tokenizers, source)["input_ids"]]
+    read, written = encode_pair(tokenizers, source, without_blank_ends(target or ""))
+    source_ids = [*tokenizers.source_prefix, *read["input_ids"]]
     if target is None:
         search = translator.search.of_candidates()
         limit = len(source_ids) + search.max_extra_tokens
         ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
         target_ids = best.ended
     else:
-        target_ids = encode_target(tokenizers, without_blank_ends(target))["input_ids"]
+        target_ids = written["input_ids"]
     engine.check_lengths([source_ids, target_ids])
     model = engine.model
     read_ids = [engine.start_id, *target_ids[:-1]]

@@ -25,7 +25,7 @@ from vanilla_transformer_tools.text.panics import is_panic
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translation, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
-from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
+from vanilla_transformer_tools.translation.read_pairs import encode_pair
 from vanilla_transformer_tools.translation.search import Search
 
 # Translations take memory for each of their readers.
@@ -82,11 +82,13 @@ def link_parts(
     # `align_words` reads them without blank ends, too.
     sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
     pair = translator.tokenizers
-    source_parts = [_parts(source, encode_source(pair, source)) for source in sources]
-    target_parts = [_parts(target, encode_target(pair, target)) for target in targets]
-    units = list(map(" ".join, source_parts)), list(map(" ".join, target_parts))
-    links = [one.links for one in align_words(translator, sources, targets, units)]
-    return [*map(LinkedPair, source_parts, target_parts, links)]
+    parts = [
+        tuple(map(_parts, texts, encode_pair(pair, *texts)))
+        for texts in zip(sources, targets, strict=True)
+    ]
+    units = [" ".join(source) for source, _ in parts], [" ".join(target) for _, target in parts]
+    alignments = align_words(translator, sources, targets, units)
+    return [LinkedPair(*both, one.links) for both, one in zip(parts, alignments, strict=True)]
 
 
 def runs_from_right(text: str) -> bool:
@@ -261,12 +263,10 @@ class ServedModel:
         tokenizers, most = translator.tokenizers, translator.max_source_length
         with self._turn():
             kept = [
-                (source, target)
-                for source, target in pairs
-                if source.strip()
-                and target.strip()
-                and len(encode_source(tokenizers, source)["input_ids"]) <= most
-                and len(encode_target(tokenizers, target)["input_ids"]) <= most
+                pair
+                for pair in pairs
+                if all(map(str.strip, pair))
+                and all(len(one["input_ids"]) <= most for one in encode_pair(tokenizers, *pair))
             ]
             return link_parts(translator, [line for line, _ in kept], [text for _, text in kept])
 
@@ -284,7 +284,8 @@ class ServedModel:
         maps = 3 * config.num_hidden_layers * config.num_attention_heads
         longest = min(translator.max_source_length, isqrt(MOST_WEIGHTS // maps))
         with self._turn():
-            length = len(encode_source(translator.tokenizers, line)["input_ids"])
+            read, _ = encode_pair(translator.tokenizers, line)
+            length = len(read["input_ids"])
             if length > longest:
                 raise ValueError(
                     f"The attention of this model is shown for lines of at most {longest:,} "

@@ -20,11 +20,7 @@ from vanilla_transformer_tools.translation.placing import (
     is_around,
     unmark,
 )
-from vanilla_transformer_tools.translation.read_pairs import (
-    encode_source,
-    encode_target,
-    read_pairs,
-)
+from vanilla_transformer_tools.translation.read_pairs import encode_pair, read_pairs
 from vanilla_transformer_tools.translation.results import Piece, Translation, with_alternatives
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
@@ -162,7 +158,7 @@ def character_links(
     for number in sorted(range(len(pairs)), key=lambda number: len(pairs[number][1])):
         source, target = map(without_blank_ends, pairs[number])
         if source and target:
-            read, written = encode_source(tokenizers, source), encode_target(tokenizers, target)
+            read, written = encode_pair(tokenizers, source, target)
             longest = max(prefix + len(read["input_ids"]), len(written["input_ids"]))
             if longest <= engine.last_position:
                 encoded[number] = read, written
