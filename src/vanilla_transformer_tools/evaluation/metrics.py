@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import evaluate
 from datasets import Features, Value
@@ -149,43 +149,37 @@ def _build_ter(tokenize: str, lowercase: bool) -> TER:
     return TER(normalized=apart, asian_support=apart)
 
 
-@dataclass(frozen=True)
-class MetricKind:
-    """How to build a score.
-
-    Attributes:
-        build: Takes sacreBLEU's name of a tokenizer and whether to lower-case, or ignores both.
-        is_error_rate: Whether lower is better.
-    """
+class _Kind(NamedTuple):
+    """How to build a score, with a tokenizer or lower-cased, and whether lower is better."""
 
     build: Callable[[str, bool], Metric]
     is_error_rate: bool = False
 
 
 METRICS = {
-    "bleu": MetricKind(
+    "bleu": _Kind(
         # With "none" the text is known to be tokenised, and sacreBLEU need not warn.
         lambda tokenize, lowercase: CorpusBLEU(
             tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
         ),
     ),
-    "chrf": MetricKind(lambda _, lowercase: ResampledCHRF(lowercase=lowercase)),
-    "chrf++": MetricKind(lambda _, lowercase: ResampledCHRF(word_order=2, lowercase=lowercase)),
-    "ter": MetricKind(_build_ter, is_error_rate=True),
-    "exact_match": MetricKind(
+    "chrf": _Kind(lambda _, lowercase: ResampledCHRF(lowercase=lowercase)),
+    "chrf++": _Kind(lambda _, lowercase: ResampledCHRF(word_order=2, lowercase=lowercase)),
+    "ter": _Kind(_build_ter, is_error_rate=True),
+    "exact_match": _Kind(
         lambda *_: Ratio("exact match", _equal_lines, {"unit": "line", "equal": "code-points"}),
     ),
-    "wer": MetricKind(
+    "wer": _Kind(
         lambda *_: Ratio("WER", _wrong_words, {"unit": "line", "tok": "blank"}),
         is_error_rate=True,
     ),
-    "per": MetricKind(
+    "per": _Kind(
         lambda *_: Ratio(
             "PER", _wrong_tokens, {"unit": "token", "tok": "blank", "distance": "levenshtein"}
         ),
         is_error_rate=True,
     ),
-    "codexglue_bleu": MetricKind(lambda *_: CodeXGlueBLEU()),
+    "codexglue_bleu": _Kind(lambda *_: CodeXGlueBLEU()),
 }
 
 

@@ -58,7 +58,7 @@ def plot_attention(
         ImportError: If matplotlib is not installed; the message says how to install it.
         ValueError: If there is no such layer or head, or the path has another suffix.
     """
-    check_format(path)
+    _check_format(path)
     weights = attention.select(layer, head)
     rows, columns = weights.shape
     cell = min(_CELL, _LONGEST_SIDE / max(rows, columns))
@@ -111,7 +111,7 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
         ImportError: If matplotlib is not installed; the message says how to install it.
         ValueError: If the number is out of range, or suffix or model are of another kind.
     """
-    check_format(path)
+    _check_format(path)
     if not 1 <= positions <= _MOST_POSITIONS:
         raise ValueError(
             f"`positions` must be between 1 and {_MOST_POSITIONS:,}, got {positions:,}."
@@ -153,12 +153,7 @@ def position_encodings(model: PreTrainedModel, positions: int) -> Tensor:
     return encodings[0].cpu()
 
 
-def check_format(path: Path) -> None:
-    """Rejects a format that cannot be written.
-
-    Raises:
-        ValueError: If the path has another suffix.
-    """
+def _check_format(path: Path) -> None:
     if path.suffix[1:] not in FORMATS:
         raise ValueError(f"A picture must be a .png or .svg file, got {path.name!r}.")
 

@@ -56,23 +56,17 @@ _LETTER = re.compile(r"[^\W\d_]|\d")
 
 
 @dataclass
-class Element:
-    """A tag with its content, text, or a part that stays as it is.
+class _Element:
+    """A tag with its content, text that is shown, or a part that stays as it is written.
 
-    Attributes:
-        name: In lower case; empty for text, a comment and the like.
-        start: The tag, or the part that stays as it is.
-        end: The end tag.
-        text: Text that is shown.
-        inner: Its content.
-        is_translated: False: it stays as it is.
+    The name is in lower case, and empty for text, comments and the like.
     """
 
     name: str = ""
     start: str = ""
     end: str = ""
     text: str = ""
-    inner: list[Element] = field(default_factory=list)
+    inner: list[_Element] = field(default_factory=list)
     is_translated: bool = True
 
     @property
@@ -92,9 +86,9 @@ class Element:
         return f"{self.start}{''.join(map(str, self.inner))}{self.end}"
 
 
-def _parse(fragment: str) -> tuple[Element, str]:
+def _parse(fragment: str) -> tuple[_Element, str]:
     """An element with all that is in a fragment, and the rest from a tag without an end."""
-    whole = Element("html")
+    whole = _Element("html")
     # The elements that are open.
     path = [whole]
     place = 0
@@ -104,7 +98,7 @@ def _parse(fragment: str) -> tuple[Element, str]:
         found = opening.search(fragment, place)
         end = found.start() if found else len(fragment)
         if raw := fragment[place:end]:
-            path[-1].inner.append(Element(start=raw, text=unescape(raw) if is_text else raw))
+            path[-1].inner.append(_Element(start=raw, text=unescape(raw) if is_text else raw))
         tag = found and _TAG.match(fragment, end)
         if not tag:
             return whole, fragment[end:]
@@ -112,7 +106,7 @@ def _parse(fragment: str) -> tuple[Element, str]:
         if tag["start"]:
             _open(path, tag)
         elif not tag["end"]:
-            path[-1].inner.append(Element(start=tag[0], is_translated=False))
+            path[-1].inner.append(_Element(start=tag[0], is_translated=False))
         elif (name := tag["end"].lower()) in (element.name for element in path[1:]):
             while path[-1].name != name:
                 path.pop()
@@ -120,14 +114,14 @@ def _parse(fragment: str) -> tuple[Element, str]:
     return whole, ""
 
 
-def _open(path: list[Element], tag: re.Match[str]) -> None:
+def _open(path: list[_Element], tag: re.Match[str]) -> None:
     """Adds the element of a start tag, and opens it unless it cannot have anything in it."""
     name = tag["start"].lower()
     while path[-1].name in _ENDED_BY.get(name, ()):
         path.pop()
     values = {one.lower(): value for one, value in _ATTRIBUTE.findall(tag["attributes"])}
     is_kept = values.get("translate", "").strip("\"'").lower() == "no"
-    element = Element(name, tag[0], is_translated=not (is_kept or name in _NOT_TRANSLATED))
+    element = _Element(name, tag[0], is_translated=not (is_kept or name in _NOT_TRANSLATED))
     path[-1].inner.append(element)
     if name in _VOID or tag[0].endswith("/>"):
         return
@@ -139,7 +133,7 @@ def _open(path: list[Element], tag: re.Match[str]) -> None:
 
 
 # Parts of a fragment that stay as they are, and inline elements by mark for each line.
-_Frame = list[str | list[Element]]
+_Frame = list[str | list[_Element]]
 
 
 def split_html(fragment: str) -> tuple[list[str], Callable[[list[str]], str]]:
@@ -156,14 +150,14 @@ def split_html(fragment: str) -> tuple[list[str], Callable[[list[str]], str]]:
     return lines, partial(_join, frame)
 
 
-def _split(element: Element, lines: list[str], frame: _Frame, *, is_raw: bool) -> None:
+def _split(element: _Element, lines: list[str], frame: _Frame, *, is_raw: bool) -> None:
     """Adds the lines of a block, and the parts between them."""
-    run: list[Element] = []
+    run: list[_Element] = []
     is_raw = is_raw or element.name == "pre"
 
     def end_line() -> None:
         if any(map(_has_words, run)):
-            marks: list[Element] = []
+            marks: list[_Element] = []
             line = "".join(_marked(one, marks) for one in run)
             lines.append(line if is_raw else _SPACE.sub(" ", line))
             frame.append(marks)
@@ -186,26 +180,26 @@ def _split(element: Element, lines: list[str], frame: _Frame, *, is_raw: bool) -
                 if place:
                     end_line()
                     frame.append("\n")
-                run.append(Element(start=_escaped(text), text=text))
+                run.append(_Element(start=_escaped(text), text=text))
         else:
             end_line()
             frame.append(str(one))
     end_line()
 
 
-def _has_words(element: Element) -> bool:
+def _has_words(element: _Element) -> bool:
     if not element.is_translated:
         return False
     return bool(_LETTER.search(element.text)) or any(map(_has_words, element.inner))
 
 
-def _marked(element: Element, marks: list[Element]) -> str:
+def _marked(element: _Element, marks: list[_Element]) -> str:
     """Text of an inline element, with marks for its tags; adds these elements to `marks`."""
     if not element.name and element.is_translated:
         # What text has of such characters is marked itself.
         parts = re.split(f"({MARK.pattern})", element.text)
         parts[1::2] = [
-            _marked(Element(start=sign, is_translated=False), marks) for sign in parts[1::2]
+            _marked(_Element(start=sign, is_translated=False), marks) for sign in parts[1::2]
         ]
         return "".join(parts)
     number = len(marks)
@@ -226,7 +220,7 @@ def _join(frame: _Frame, lines: list[str]) -> str:
     return "".join(part if isinstance(part, str) else _unmarked(next(rest), part) for part in frame)
 
 
-def _unmarked(line: str, marks: list[Element]) -> str:
+def _unmarked(line: str, marks: list[_Element]) -> str:
     """A line with tags in place of its marks."""
     parts, last, kept = [], 0, False
     for found in MARK.finditer(line):
