@@ -23,6 +23,5 @@ def units_of_tokens(
             f"Units must spell their line, apart from blanks: expected {text!r}, got {units!r}."
         )
     numbers = chain.from_iterable([number] * len(word) for number, word in enumerate(words))
-    of_characters: list[set[int]]
-    of_characters = [set() if one.isspace() else {next(numbers)} for one in text]
-    return [set().union(*of_characters[start:end]) for start, end in offsets]
+    units_of = [None if character.isspace() else next(numbers) for character in text]
+    return [{one for one in units_of[start:end] if one is not None} for start, end in offsets]
