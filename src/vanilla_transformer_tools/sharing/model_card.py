@@ -178,14 +178,14 @@ def _with_scores(block: str, ours: dict[str, Any], forgotten: Collection[tuple[s
     ends = rf"^(?:{'|'.join(scores) or '(?!)'}):.*\n(?:\n*[ \t-].*\n)*"
     rest = re.sub(ends, "", block, flags=re.MULTILINE)
     new_values = {key: value for key, value in scores.items() if value}
-    values = {key: value for key, value in wanted.items() if key not in scores} | new_values
+    kept = {key: value for key, value in wanted.items() if key not in scores}
     dump = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
     text = rest + (dump(new_values) if new_values else "")
     # YAML can be written in ways that the pattern does not know.
     with suppress(ValueError):
-        if (parse_yaml(text) or {}) == values:
+        if [parse_yaml(one) or {} for one in (rest, text)] == [kept, kept | new_values]:
             return text
-    return str(dump(values))
+    return str(dump(kept | new_values))
 
 
 def _merged_index(
