@@ -174,7 +174,7 @@ def test_html_is_translated_as_translator_does(server, translator):
 
 
 def test_html_needs_an_engine_that_aligns(server, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_tools.service.translators.can_align", lambda *_: False)
+    monkeypatch.setattr("vanilla_transformer_tools.service.app.can_align", lambda *_: False)
 
     answer = server.translate("<b>ja</b>", format="html")
 
