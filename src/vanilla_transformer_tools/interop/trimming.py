@@ -359,5 +359,5 @@ def _renumber(config: Any, new_ids: Mapping[int, int]) -> None:
     if biases := getattr(config, "sequence_bias", None):
         # A file has pairs, a program may have set a dictionary.
         pairs = biases.items() if isinstance(biases, dict) else biases
-        kept = [[renumbered(ids), bias] for ids, bias in pairs if new_ids.keys() >= {*ids}]
-        config.sequence_bias = kept or None
+        remaining = [[renumbered(ids), bias] for ids, bias in pairs if new_ids.keys() >= {*ids}]
+        config.sequence_bias = remaining or None

@@ -82,10 +82,10 @@ def link_parts(
     # `align_words` reads them without blank ends, too.
     sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
     pair = translator.tokenizers
-    parts = [
-        tuple(map(_parts, texts, encode_pair(pair, *texts)))
-        for texts in zip(sources, targets, strict=True)
-    ]
+    parts = []
+    for source, target in zip(sources, targets, strict=True):
+        read, written = encode_pair(pair, source, target)
+        parts.append((_parts(source, read), _parts(target, written)))
     units = [" ".join(source) for source, _ in parts], [" ".join(target) for _, target in parts]
     alignments = align_words(translator, sources, targets, units)
     return [LinkedPair(*both, one.links) for both, one in zip(parts, alignments, strict=True)]
@@ -220,7 +220,7 @@ class ServedModel:
         sources, targets = offered_languages(tokenizer, read_generation_config(name))
 
         def load(source: str | None, target: str | None) -> Translator:
-            languages = {"source_language": source, "target_language": target}
+            languages: dict[str, Any] = {"source_language": source, "target_language": target}
             return Translator.from_pretrained(name, engine="torch", **languages, **loading)
 
         if targets and not sources:
