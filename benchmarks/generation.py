@@ -41,12 +41,13 @@ from neighbours import build, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.interop.marian_files import (
+from vanilla_transformer_tools.interop.marian import (
     DECODER_FILE,
     NO_ENTRY,
+    has_engine,
     vocabulary_tokenizer,
+    write_marian,
 )
-from vanilla_transformer_tools.interop.to_marian import has_engine, write_marian
 from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.starting_model import LENGTH_PENALTY

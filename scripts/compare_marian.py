@@ -15,8 +15,13 @@ from transformers import PreTrainedModel
 
 from runs import table
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, vocabulary_tokenizer
-from vanilla_transformer_tools.interop.to_marian import has_engine, translate, write_marian
+from vanilla_transformer_tools.interop.marian import (
+    NO_ENTRY,
+    has_engine,
+    translate,
+    vocabulary_tokenizer,
+    write_marian,
+)
 from vanilla_transformer_tools.interop.to_transformers import to_transformers
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 

@@ -12,9 +12,8 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.service.app import Service as AppService
-from vanilla_transformer_tools.service.languages import ServedLanguages
 from vanilla_transformer_tools.service.requests import Limits
-from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.service.translators import ServedLanguages, Translators
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model

@@ -14,7 +14,7 @@ import pytest
 from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.evaluate import _like
-from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, significance, test_sets
+from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, test_sets
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.evaluation.test_sets import NamedTestSet
 from vanilla_transformer_tools.interop import export as exporting
@@ -336,11 +336,11 @@ def evaluate(watch, tmp_path, monkeypatch):
     calls = {
         "load": watch(parallel_text, "load_pairs", {"source": ["a"], "target": ["b"]}),
         "compute": watch(metrics, "score", scores),
-        "compare": watch(significance, "compare", []),
+        "compare": watch(metrics, "compare", []),
         "record": watch(model_card, "record_results"),
     }
     watch(metrics, "format_scores", "")
-    watch(significance, "format_comparisons", "")
+    watch(metrics, "format_comparisons", "")
 
     def run(*options: str, model: bool = False) -> dict[str, Any]:
         if model:

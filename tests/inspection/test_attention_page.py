@@ -7,8 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from vanilla_transformer_tools.inspection.attention_maps import AttentionMap, AttentionMaps
-from vanilla_transformer_tools.inspection.attention_page import write_attention_page
+from vanilla_transformer_tools.files import write_lines
+from vanilla_transformer_tools.inspection.attention_maps import (
+    AttentionMap,
+    AttentionMaps,
+    attention_page,
+)
 
 HEARD = ("<b>", "</script>", '"q"', "&amp;", "أنا", "</s>")
 WRITTEN = ("中", "␣文", "</s>")
@@ -70,9 +74,10 @@ class Page:
 
 @pytest.fixture
 def page(browser, tmp_path):
-    return lambda shown, **view: Page(
-        browser, write_attention_page(shown, tmp_path / "page.html", **view)
-    )
+    def show(shown, **view):
+        return Page(browser, write_lines(tmp_path / "page.html", [attention_page(shown, **view)]))
+
+    return show
 
 
 def close(found, expected):
@@ -175,11 +180,9 @@ def test_page_reaches_for_nothing_and_complains_of_nothing(page, browser):
     assert asked == []
 
 
-def test_page_is_written_whole_without_a_browser(tmp_path):
-    path = write_attention_page(maps(), tmp_path / "page.html")
+def test_page_is_whole_without_a_browser():
+    text = attention_page(maps())
 
-    text = path.read_text(encoding="utf-8")
-    assert list(tmp_path.iterdir()) == [path]
     assert text.count("</script>") == 2
     assert not re.search(r"https?:|//[a-z]|src=|@import|url\(", text)
     data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])

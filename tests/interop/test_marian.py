@@ -95,7 +95,7 @@ def imported(tmp_path_factory):
 
 @pytest.fixture
 def no_engine(monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_tools.interop.to_marian.has_engine", lambda: False)
+    monkeypatch.setattr("vanilla_transformer_tools.interop.marian.has_engine", lambda: False)
 
 
 @pytest.mark.parametrize("name", SHAPES)

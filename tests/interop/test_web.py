@@ -45,22 +45,13 @@ def save_model(folder, kind="char", **changes):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache with the runtime; skips the tests where npm cannot download it."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("VANILLA_TRANSFORMER_CACHE", str(folder))
-        try:
-            web.runtime(tmp_path_factory.mktemp("unused"))
-        except OSError as error:
-            pytest.skip(str(error))
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def pages(cache, tmp_path_factory):
-    """The page of one model in float32, and in int8."""
+def pages(tmp_path_factory):
+    """The page of one model in float32, and in int8; skips the tests where npm has no runtime."""
     folder = tmp_path_factory.mktemp("pages")
+    try:
+        web.runtime(tmp_path_factory.mktemp("unused"))
+    except OSError as error:
+        pytest.skip(str(error))
     # Heads that no class of Transformers has: what counts is in the graphs.
     source = save_model(folder / "model", talking_heads="both", encoder_layers=1, decoder_layers=1)
     export_model(str(source), folder / "float32", "web", quantization="float32", sample=LINES[:9])
@@ -220,12 +211,6 @@ def test_tokenizer_that_the_browser_would_read_otherwise_is_refused(tmp_path, re
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.fixture
-def no_cache(monkeypatch):
-    """Not even that of the slow tests of this file."""
-    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
-
-
 def fake_npm(folder, script):
     folder.mkdir()
     file = folder / "npm"
@@ -234,21 +219,21 @@ def fake_npm(folder, script):
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def test_npm_that_fails_is_told(tmp_path, monkeypatch, no_cache):
+def test_npm_that_fails_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", fake_npm(tmp_path / "bin", "echo 'no network' >&2; exit 1"))
 
     with pytest.raises(OSError, match=r"needs the npm package .* cannot download it: no network"):
         web.runtime(tmp_path)
 
 
-def test_npm_that_is_missing_is_told(tmp_path, monkeypatch, no_cache):
+def test_npm_that_is_missing_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(OSError, match=r"and npm is not installed\. Install Node\.js"):
         web.runtime(tmp_path)
 
 
-def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch, no_cache):
+def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch):
     script = "mkdir -p package/dist && cd package && touch LICENSE dist/transformers.web.min.js"
     script += " dist/ort.wasm.bundle.min.mjs dist/ort-wasm-simd-threaded.wasm"
     script += " && cd .. && tar czf x.tgz package"
@@ -258,20 +243,6 @@ def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch, no_
         web.runtime(tmp_path)
 
     assert [path for path in (tmp_path / "runtime").iterdir() if path.is_file()] == []
-
-
-def test_runtime_in_the_cache_is_not_downloaded_again(tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    (cache / "web").mkdir(parents=True)
-    (cache / "web" / "LICENSE").write_text("kept")
-    digest = web.checksum(cache / "web" / "LICENSE")
-    monkeypatch.setattr(web, "_RUNTIME", {"LICENSE": ("package@1", "LICENSE", digest)})
-    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(cache))
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    web.runtime(tmp_path)
-
-    assert (tmp_path / "runtime" / "LICENSE").read_text() == "kept"
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def test_panic_of_a_tokenizer_is_a_message(model, monkeypatch):
         raise PanicException("Onig: retry-limit-in-match over")
 
     monkeypatch.setattr(Translator, "translate", panic)
-    monkeypatch.setattr("vanilla_transformer_tools.page.served_model.encode_source", panic)
+    monkeypatch.setattr("vanilla_transformer_tools.page.served_model.encode_pair", panic)
     monkeypatch.setattr("vanilla_transformer_tools.page.served_model.link_parts", panic)
 
     for call in (

@@ -4,7 +4,7 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.alignments import align_words
-from vanilla_transformer_tools.page.word_links import (
+from vanilla_transformer_tools.page.served_model import (
     LinkedPair,
     link_parts,
     runs_from_right,

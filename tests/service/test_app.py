@@ -15,10 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.service.app import Service
-from vanilla_transformer_tools.service.callers import allowed_hosts
-from vanilla_transformer_tools.service.languages import ServedLanguages
+from vanilla_transformer_tools.service.connections import allowed_hosts
 from vanilla_transformer_tools.service.requests import Limits
-from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.service.translators import ServedLanguages, Translators
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model
@@ -175,7 +174,7 @@ def test_html_is_translated_as_translator_does(server, translator):
 
 
 def test_html_needs_an_engine_that_aligns(server, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_tools.service.translators.can_align", lambda *_: False)
+    monkeypatch.setattr("vanilla_transformer_tools.service.app.can_align", lambda *_: False)
 
     answer = server.translate("<b>ja</b>", format="html")
 

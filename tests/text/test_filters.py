@@ -1,6 +1,7 @@
 """Filters of training pairs: what each drops, and that nothing is lost."""
 
 import json
+import pickle
 import re
 from collections import Counter
 from itertools import chain
@@ -396,3 +397,12 @@ def test_run_trains_on_what_is_kept_and_records_what_is_dropped(
     vocabulary = read_json(folder / "tokenizer.json")["model"]["vocab"]
     assert "9" in vocabulary
     assert not {"leer", "8"} & vocabulary.keys()
+
+
+def test_reader_of_pairs_can_be_sent_to_workers(write):
+    file = write("train.jsonl", *records(PAIRS))
+    settings = TrainSettings(train=[file], filter_empty=True, filter_identical=True)
+
+    read = pickle.loads(pickle.dumps(filters.read_corpus(settings).read))
+
+    assert [*read()] == [pair for row, pair in enumerate(PAIRS) if row not in (1, 2)]

@@ -102,6 +102,7 @@ EXAMPLES = {
     "script": ("zwei <script>if (1<2) 'vier'</script> drei", None),
     "script without end": ("<script>vier", "<script>vier</script>"),
     "style": ("<style>p { vier }</style><p>zwei</p>", "<style>p { vier }</style><p>two</p>"),
+    "closed at once": ("<b>zwei drei<b/> vier</b> elf", "eleven <b>four three<b/> two</b>"),
     "void": ("zwei <img src='vier.png'> drei", "<img src='vier.png'>three two"),
     "not translated": (
         "zwei <span translate='no'>vier <b>f&uuml;nf</b></span> drei",
@@ -179,6 +180,12 @@ def test_private_characters_of_a_line_neither_keep_nor_join_its_words(sign):
     assert (text, span.start, span.end, span.kept) == ("ein zwei drei", 4, 4, None)
     assert [piece.text for piece in pieces] == ["ein zwei", " drei"]
     assert remark(text, [span]) == line
+
+
+def test_equal_marks_side_by_side_all_stay():
+    line = "\U000f0000\U000f0001\U000f0000\U000f0001 ein"
+
+    assert remark(*unmark(line)) == line
 
 
 def test_long_line_with_a_private_character_is_named_by_its_number(perfect, caplog):

@@ -4,7 +4,7 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translation, Translator, marks
-from vanilla_transformer_tools.translation.protected import find_items, kinds_of
+from vanilla_transformer_tools.translation.marks import find_items, kinds_of
 
 ALL = ("placeholders", "urls", "emails", "emoji", "numbers")
 

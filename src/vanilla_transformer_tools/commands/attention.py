@@ -106,11 +106,11 @@ def _show(
 
     maps = read_attention(translator, *texts)
     if output.suffix == ".html":
-        from vanilla_transformer_tools.inspection.attention_page import write_attention_page
+        from vanilla_transformer_tools.files import write_lines
+        from vanilla_transformer_tools.inspection.attention_maps import attention_page
 
-        write_attention_page(
-            maps, output, kind=settings.kind, layer=settings.layer, head=settings.head
-        )
+        view = {"layer": settings.layer, "head": settings.head}
+        write_lines(output, [attention_page(maps, kind=settings.kind, **view)])
     else:
         from vanilla_transformer_tools.inspection.attention_figures import plot_attention
 

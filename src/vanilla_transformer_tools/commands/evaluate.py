@@ -38,8 +38,12 @@ def evaluate(argv: list[str]) -> None:
     settings = EvaluateSettings(**vars(namespace))
     _check(parser, settings)
 
-    from vanilla_transformer_tools.evaluation.metrics import format_scores, score
-    from vanilla_transformer_tools.evaluation.significance import compare, format_comparisons
+    from vanilla_transformer_tools.evaluation.metrics import (
+        compare,
+        format_comparisons,
+        format_scores,
+        score,
+    )
     from vanilla_transformer_tools.files import write_lines
     from vanilla_transformer_tools.sharing.model_card import read_results, record_results
 

@@ -55,7 +55,7 @@ def serve(argv: list[str]) -> None:
             f"serve needs the package `{error.name}`, which is not installed. Install it: "
             "pip install -e '.[serve]'"
         )
-    from vanilla_transformer_tools.service.callers import allowed_hosts, check_origins
+    from vanilla_transformer_tools.service.connections import allowed_hosts, check_origins
 
     hosts = allowed_hosts(settings.host, settings.allowed_hosts)
     check_origins(settings.allowed_origins)
@@ -86,9 +86,8 @@ def _check(parser: Parser, settings: ServeSettings) -> None:
 
 def _load(settings: ServeSettings) -> "Service":
     from vanilla_transformer_tools.service.app import Service
-    from vanilla_transformer_tools.service.languages import ServedLanguages
     from vanilla_transformer_tools.service.requests import Limits
-    from vanilla_transformer_tools.service.translators import Translators
+    from vanilla_transformer_tools.service.translators import ServedLanguages, Translators
 
     name = (settings.model or [""])[0]
     languages = ServedLanguages.load(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import regex
 import sacrebleu
@@ -48,45 +49,36 @@ class BleuTokenizer:
         return f"{self.name}: {self.reason}" if self.reason else self.name
 
 
-@dataclass(frozen=True)
-class _Writing:
-    """Languages whose words 13a does not find.
+class _Writing(NamedTuple):
+    """Languages whose words 13a does not find: their name, their codes (ISO 639), and scripts.
 
-    Attributes:
-        name: Name of the text, for people.
-        languages: Codes of the languages (ISO 639).
-        letters: Matches a letter of the scripts.
-        tokenizers: Tokenizers from best to last; the first usable one is taken.
+    Of the tokenizers, from best to last, the first usable one is taken.
     """
 
     name: str
-    languages: frozenset[str]
-    letters: regex.Pattern[str]
-    tokenizers: tuple[str, ...]
+    languages: str
+    scripts: str
+    tokenizers: str
 
-
-def _writing(name: str, languages: str, scripts: str, *tokenizers: str) -> _Writing:
-    classes = "".join(rf"\p{{Script={script}}}" for script in scripts.split())
-    return _Writing(name, frozenset(languages.split()), regex.compile(f"[{classes}]"), tokenizers)
+    def covers(self, line: str, letters: int) -> bool:
+        """Whether enough of the letters of a line are of the scripts."""
+        classes = "".join(rf"\p{{Script={script}}}" for script in self.scripts.split())
+        return len(regex.findall(f"[{classes}]", line)) >= _SHARE * letters
 
 
 # Japanese comes before Chinese, because it is written in both scripts. Korean has blanks, but its
 # words have many forms.
+_OTHERS = "Balinese Javanese Tai_Le New_Tai_Lue Tai_Tham Tai_Viet Yi"
 _WRITINGS = (
-    _writing("Japanese", "ja jpn", "Hiragana Katakana", "ja-mecab", "flores200", "char"),
-    _writing("Korean", "ko kor", "Hangul", "ko-mecab", "13a"),
-    _writing("Chinese", "zh zho chi cmn yue wuu lzh hak gan", "Han Bopomofo", "zh"),
-    _writing("Thai", "th tha", "Thai", "flores200", "char"),
-    _writing("Lao", "lo lao", "Lao", "flores200", "char"),
-    _writing("Khmer", "km khm", "Khmer", "flores200", "char"),
-    _writing("Burmese", "my mya bur shn", "Myanmar", "flores200", "char"),
-    _writing("Tibetan", "bo bod tib dz dzo", "Tibetan", "flores200", "char"),
-    _writing(
-        "text without blanks",
-        "",
-        "Balinese Javanese Tai_Le New_Tai_Lue Tai_Tham Tai_Viet Yi",
-        "char",
-    ),
+    _Writing("Japanese", "ja jpn", "Hiragana Katakana", "ja-mecab flores200 char"),
+    _Writing("Korean", "ko kor", "Hangul", "ko-mecab 13a"),
+    _Writing("Chinese", "zh zho chi cmn yue wuu lzh hak gan", "Han Bopomofo", "zh"),
+    _Writing("Thai", "th tha", "Thai", "flores200 char"),
+    _Writing("Lao", "lo lao", "Lao", "flores200 char"),
+    _Writing("Khmer", "km khm", "Khmer", "flores200 char"),
+    _Writing("Burmese", "my mya bur shn", "Myanmar", "flores200 char"),
+    _Writing("Tibetan", "bo bod tib dz dzo", "Tibetan", "flores200 char"),
+    _Writing("text without blanks", "", _OTHERS, "char"),
 )
 
 
@@ -138,11 +130,10 @@ def _choose(references: Sequence[str], language: str | None) -> BleuTokenizer:
     names = " and ".join(row.name if row else "text with blanks" for row in rows)
     reason = f"the references are {names}"
     # zh separates Chinese characters, and what is between them as 13a does.
-    for names_of_both, name in (({"zh", "13a"}, "zh"), ({"zh", "char"}, "char")):
-        if by_name.keys() == names_of_both:
-            return BleuTokenizer(name, reason)
-    if _is_usable("flores200"):
-        return BleuTokenizer("flores200", reason)
+    of_both = {frozenset({"zh", "13a"}): "zh", frozenset({"zh", "char"}): "char"}
+    one = of_both.get(frozenset(by_name)) or ("flores200" if _is_usable("flores200") else None)
+    if one:
+        return BleuTokenizer(one, reason)
     return BleuTokenizer("char", f"{reason}, which no tokenizer fits; compare by chrF", fits=False)
 
 
@@ -152,21 +143,21 @@ _BLANKS = BleuTokenizer("13a", "the references have blanks between words")
 def _writing_of(language: str) -> _Writing | None:
     """The row of a language's code, which a region or a script may follow; None for most."""
     code = re.split("[-_]", language.lower())[0]
-    return next((row for row in _WRITINGS if code in row.languages), None)
+    return next((row for row in _WRITINGS if code in row.languages.split()), None)
 
 
 def _writing_of_line(line: str) -> _Writing | None:
     """The row of a line; None for text with blanks."""
     letters = len(_LETTER.findall(line))
-    rows = (row for row in _WRITINGS if len(row.letters.findall(line)) >= _SHARE * letters)
-    return next(rows, None)
+    return next((row for row in _WRITINGS if row.covers(line, letters)), None)
 
 
 def _best(row: _Writing, reason: str) -> BleuTokenizer:
     """The best usable tokenizer of a row; the reason names a better one that is missing."""
-    name = next(name for name in row.tokenizers if _is_usable(name))
-    if name != row.tokenizers[0]:
-        reason += f", and {row.tokenizers[0]} is not installed"
+    kinds = row.tokenizers.split()
+    name = next(filter(_is_usable, kinds))
+    if name != kinds[0]:
+        reason += f", and {kinds[0]} is not installed"
     return BleuTokenizer(name, reason)
 
 

@@ -1,10 +1,10 @@
-"""Scores of translations, each with the signature that makes it comparable."""
+"""Scores of translations, each with its signature, and whether two systems differ."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import evaluate
 from datasets import Features, Value
@@ -13,6 +13,7 @@ from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
+from sacrebleu.significance import PairedTest, Result
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer, resolve
 from vanilla_transformer_tools.settings import DEFAULT_METRICS, METRIC_TITLES
@@ -70,8 +71,7 @@ class Ratio(Metric):
 class CorpusBLEU(BLEU):
     """sacreBLEU's; if no reference has four tokens, of the orders of n-grams that there are.
 
-    With four orders even a perfect translation of such lines scores 0. The signature then has
-    `eff:yes`.
+    With four orders even a perfect translation would score 0. The signature has `eff:yes` then.
     """
 
     def _cache_references(self, references: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
@@ -108,8 +108,7 @@ class CodeXGlueBLEU(BLEU):
 class ResampledCHRF(CHRF):
     """sacreBLEU's chrF, whose score is always a number of Python.
 
-    sacreBLEU's is 0.0 without a common n-gram and else, of a resample, one of NumPy; Python's mean
-    refuses both together.
+    sacreBLEU's is 0.0 or, of a resample, one of NumPy; Python's mean refuses both together.
     """
 
     def _compute_f_score(self, statistics: list[int]) -> float:
@@ -150,44 +149,37 @@ def _build_ter(tokenize: str, lowercase: bool) -> TER:
     return TER(normalized=apart, asian_support=apart)
 
 
-@dataclass(frozen=True)
-class MetricKind:
-    """How to build a score.
-
-    Attributes:
-        build: Takes sacreBLEU's name of a tokenizer and whether to lower-case; scores that have no
-            such options ignore them.
-        is_error_rate: Whether lower is better.
-    """
+class _Kind(NamedTuple):
+    """How to build a score, with a tokenizer or lower-cased, and whether lower is better."""
 
     build: Callable[[str, bool], Metric]
     is_error_rate: bool = False
 
 
 METRICS = {
-    "bleu": MetricKind(
+    "bleu": _Kind(
         # With "none" the text is known to be tokenised, and sacreBLEU need not warn.
         lambda tokenize, lowercase: CorpusBLEU(
             tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
         ),
     ),
-    "chrf": MetricKind(lambda _, lowercase: ResampledCHRF(lowercase=lowercase)),
-    "chrf++": MetricKind(lambda _, lowercase: ResampledCHRF(word_order=2, lowercase=lowercase)),
-    "ter": MetricKind(_build_ter, is_error_rate=True),
-    "exact_match": MetricKind(
+    "chrf": _Kind(lambda _, lowercase: ResampledCHRF(lowercase=lowercase)),
+    "chrf++": _Kind(lambda _, lowercase: ResampledCHRF(word_order=2, lowercase=lowercase)),
+    "ter": _Kind(_build_ter, is_error_rate=True),
+    "exact_match": _Kind(
         lambda *_: Ratio("exact match", _equal_lines, {"unit": "line", "equal": "code-points"}),
     ),
-    "wer": MetricKind(
+    "wer": _Kind(
         lambda *_: Ratio("WER", _wrong_words, {"unit": "line", "tok": "blank"}),
         is_error_rate=True,
     ),
-    "per": MetricKind(
+    "per": _Kind(
         lambda *_: Ratio(
             "PER", _wrong_tokens, {"unit": "token", "tok": "blank", "distance": "levenshtein"}
         ),
         is_error_rate=True,
     ),
-    "codexglue_bleu": MetricKind(lambda *_: CodeXGlueBLEU()),
+    "codexglue_bleu": _Kind(lambda *_: CodeXGlueBLEU()),
 }
 
 
@@ -355,3 +347,105 @@ def format_scores(scores: Scores) -> str:
         if name == "bleu" and "bleu_tokenizer" in scores:
             lines.append(f"  tokenizer {scores['bleu_tokenizer']}")
     return "\n".join([*lines, f"{scores['lines']:,} lines"])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A score of two systems on the same lines.
+
+    Attributes:
+        title: Human-readable name of the score.
+        first: Score of the first system, a percentage.
+        second: Score of the second system.
+        p_value: Of the paired bootstrap test.
+    """
+
+    title: str
+    first: float
+    second: float
+    p_value: float
+
+
+def compare(
+    first: Sequence[str],
+    second: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    metrics: Sequence[str],
+    tokenize: str | BleuTokenizer = "auto",
+    lowercase: bool = False,
+    bootstrap: int = 1000,
+) -> list[Comparison]:
+    """Paired bootstrap test (Koehn, 2004) as sacreBLEU computes it, on the same resamples for all.
+
+    Differs from sacreBLEU:
+        Systems with the same score have p = 1; sacreBLEU gives the smallest possible p.
+
+    Args:
+        first: Translations of one system.
+        second: Translations of another.
+        references: A line for each translation, or several lines each.
+        metrics: Names of scores in `metrics.METRICS`.
+        tokenize: SacreBLEU's tokenizer for BLEU; "auto" chooses one by the script.
+        lowercase: Lower-cases both sides for BLEU and chrF.
+        bootstrap: Resamples of the lines.
+
+    Returns:
+        A comparison for each of `metrics`, in their order.
+
+    Raises:
+        ValueError: If numbers of lines differ or are 0, a name is unknown, or resamples are few.
+    """
+    counts = (len(first), len(second), len(references))
+    if len(set(counts)) > 1 or not references:
+        raise ValueError(
+            "`first`, `second` and `references` must have the same number of lines, at least one, "
+            f"got {counts[0]}, {counts[1]} and {counts[2]}. "
+            "Check that all belong to the same source lines."
+        )
+    check_bootstrap(bootstrap)
+    if not bootstrap:
+        raise ValueError("`bootstrap` must be at least 40 resamples for a test, got 0.")
+    streams = transposed(first, references)
+    tokenizer = resolve(tokenize, list(chain(*streams)))
+    built = build_metrics(metrics, tokenizer.name, lowercase)
+    systems = [("first", first), ("second", second)]
+    _, table = PairedTest(systems, built, streams, test_type="bs", n_samples=bootstrap)()
+    del table["System"]
+    comparisons = []
+    for name, results in zip(built, table.values(), strict=True):
+        one, other = cast(list[Result], results)
+        p_value = 1.0 if one.score == other.score else cast(float, other.p_value)
+        comparisons.append(Comparison(METRIC_TITLES[name], one.score, other.score, p_value))
+    return comparisons
+
+
+def format_comparisons(
+    comparisons: Sequence[Comparison], first: str, second: str, bootstrap: int
+) -> str:
+    """A human-readable table, and what its last column means.
+
+    Args:
+        comparisons: Its rows.
+        first: Name of the first system.
+        second: Name of the second system.
+        bootstrap: Resamples of the test.
+    """
+    rows = [("", first, second, "difference", "p")]
+    for row in comparisons:
+        difference = f"{row.first - row.second:+.2f}"
+        rows.append(
+            (row.title, f"{row.first:.2f}", f"{row.second:.2f}", difference, f"{row.p_value:.3f}")
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "p: how often the mere choice of test lines would move the difference by more than",
+            f"its own size (paired bootstrap of {bootstrap:,} resamples, Koehn 2004). Below 0.05,",
+            "a difference is usually considered more than an accident of the test set.",
+        ]
+    )

@@ -12,11 +12,7 @@ from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.units import units_of_tokens
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
-from vanilla_transformer_tools.translation.read_pairs import (
-    encode_source,
-    encode_target,
-    read_pairs,
-)
+from vanilla_transformer_tools.translation.read_pairs import encode_pair, read_pairs
 
 # Position of a unit in the source and of one in the target, both counted from 0.
 Link = tuple[int, int]
@@ -89,8 +85,7 @@ class AlignmentScore:
     """How well links agree with gold ones, over all pairs (Och & Ney 2003, section 5).
 
     Attributes:
-        error_rate: 1 - (|A and S| + |A and P|) / (|A| + |S|) of the links A, the sure gold ones S
-            and the possible ones P.
+        error_rate: 1 - (|A and S| + |A and P|) / (|A| + |S|); links A, sure S and possible P.
         precision: Share of the links that are possible gold links.
         recall: Share of the sure gold links that were found.
     """
@@ -128,8 +123,8 @@ def align_words(
 ) -> Iterator[WordAlignment]:
     """Links the words of pairs of lines by the model's attention while it reads the pair.
 
-    Each target token attends to one source token most (see `TorchEngine.force`), and the words of
-    the two are linked.
+    The words of a target token and of the source token it attends to most (see
+    `TorchEngine.force`) are linked.
 
     Args:
         translator: With the torch engine and fast tokenizers, which know the place of each token.
@@ -167,10 +162,7 @@ def align_words(
         )
     tag: list[set[int]] = [set() for _ in translator.tokenizers.source_prefix]
     rows = list(zip(*columns, strict=True))
-    encoded = (
-        (encode_source(translator.tokenizers, source), encode_target(translator.tokenizers, target))
-        for source, target, _, _ in rows
-    )
+    encoded = (encode_pair(translator.tokenizers, *row[:2]) for row in rows)
     read = read_pairs(translator.tokenizers, engine, encoded)
     for lines, (source, target, positions) in zip(rows, read, strict=True):
         source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
@@ -200,8 +192,7 @@ def score_alignments(
             than words do not count against the attention.
 
     Raises:
-        ValueError: If there is not one gold alignment for each pair, or one links words that do
-            not exist.
+        ValueError: If a pair has no gold alignment, or one links words that do not exist.
     """
     if len(alignments) != len(gold):
         raise ValueError(

@@ -47,8 +47,7 @@ def plot_attention(
 
     Args:
         attention: The weights of one kind.
-        path: Picture to write, .png or .svg. Text in an .svg stays text, and is drawn in the
-            viewer's fonts.
+        path: Picture to write, .png, or .svg, whose text is drawn in the viewer's fonts.
         layer: Counted from 1; None: the one that alignments are read from.
         head: Counted from 1; None: the mean of all heads.
 
@@ -59,7 +58,7 @@ def plot_attention(
         ImportError: If matplotlib is not installed; the message says how to install it.
         ValueError: If there is no such layer or head, or the path has another suffix.
     """
-    check_format(path)
+    _check_format(path)
     weights = attention.select(layer, head)
     rows, columns = weights.shape
     cell = min(_CELL, _LONGEST_SIDE / max(rows, columns))
@@ -110,10 +109,9 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
 
     Raises:
         ImportError: If matplotlib is not installed; the message says how to install it.
-        ValueError: If the number is out of range, the path has another suffix, or the model is of
-            another class.
+        ValueError: If the number is out of range, or suffix or model are of another kind.
     """
-    check_format(path)
+    _check_format(path)
     if not 1 <= positions <= _MOST_POSITIONS:
         raise ValueError(
             f"`positions` must be between 1 and {_MOST_POSITIONS:,}, got {positions:,}."
@@ -155,12 +153,7 @@ def position_encodings(model: PreTrainedModel, positions: int) -> Tensor:
     return encodings[0].cpu()
 
 
-def check_format(path: Path) -> None:
-    """Rejects a format that cannot be written.
-
-    Raises:
-        ValueError: If the path has another suffix.
-    """
+def _check_format(path: Path) -> None:
     if path.suffix[1:] not in FORMATS:
         raise ValueError(f"A picture must be a .png or .svg file, got {path.name!r}.")
 
@@ -187,17 +180,12 @@ def _save(figure: Figure, path: Path) -> Path:
 
 def _directed(text: str) -> str:
     """Puts a mark before Arabic, Hebrew and so on; otherwise SVG text runs left to right."""
-    is_right_to_left = any(
-        unicodedata.bidirectional(character) in ("R", "AL") for character in text
-    )
-    return RIGHT_TO_LEFT_MARK + text if is_right_to_left else text
+    kinds = {*map(unicodedata.bidirectional, text)}
+    return RIGHT_TO_LEFT_MARK + text if kinds & {"R", "AL"} else text
 
 
 def _fonts(path: Path) -> list[str]:
-    """Families to draw labels in: matplotlib's own, then installed ones of many scripts.
-
-    An .svg is drawn in the viewer's fonts.
-    """
+    """Families to draw labels in: matplotlib's own, then installed ones, or the viewer's."""
     from matplotlib.font_manager import get_font_names
 
     if path.suffix == ".svg":

@@ -1,12 +1,10 @@
-"""The attention weights of one pair, with human-readable tokens.
+"""The attention weights of one pair, with human-readable tokens, and a page that shows them."""
 
-`attention_figures` draws pictures of them, `attention_page` writes an interactive page.
-"""
-
+import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from importlib.resources import files
 from typing import Literal, get_args
 
 import torch
@@ -23,7 +21,7 @@ from vanilla_transformer_tools.translation.engines import (
     aligned_layer,
     attention_weights,
 )
-from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
+from vanilla_transformer_tools.translation.read_pairs import encode_pair
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -47,8 +45,7 @@ class AttentionMap:
     Attributes:
         kind: "encoder", "decoder" or "cross".
         rows: Tokens that attend: the source's, or the ones that the decoder writes.
-        columns: Tokens that are attended to: the source's, or the ones that the decoder has
-            read (`<s>` and its own output).
+        columns: Tokens attended to: the source's, or what the decoder has read, `<s>` first.
         weights: `[layers, H, rows, columns]`, by which the values are multiplied.
         sums_to_one: Whether each row sums to 1. Talking heads after the softmax need not.
     """
@@ -135,12 +132,10 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     Args:
         translator: With one model and the torch engine; with any attention kernel.
         source: Text; it is not cut, however long it is.
-        target: Its translation; None: the best one that the translator's search finds, with the
-            tokens of that search.
+        target: Its translation; None: the tokens of the best one that the search finds.
 
     Raises:
-        ValueError: If the translator has several models, or another engine, or the texts are longer
-            than the model's positions.
+        ValueError: If the translator has several models or another engine, or texts are too long.
     """
     engine = translator.engine
     if not isinstance(engine, TorchEngine) or len(engine.models) > 1:
@@ -150,11 +145,15 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
     source = without_blank_ends(without_surrogates(source))
     tokenizers = translator.tokenizers
-    source_ids = [*tokenizers.source_prefix, *encode_source(tokenizers, source)["input_ids"]]
+    read, written = encode_pair(tokenizers, source, without_blank_ends(target or ""))
+    source_ids = [*tokenizers.source_prefix, *read["input_ids"]]
     if target is None:
-        target_ids = _translate(translator, engine, source_ids)
+        search = translator.search.of_candidates()
+        limit = len(source_ids) + search.max_extra_tokens
+        ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
+        target_ids = best.ended
     else:
-        target_ids = encode_target(tokenizers, without_blank_ends(target))["input_ids"]
+        target_ids = written["input_ids"]
     engine.check_lengths([source_ids, target_ids])
     model = engine.model
     read_ids = [engine.start_id, *target_ids[:-1]]
@@ -170,31 +169,18 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     read_labels, labels = (token_labels(target_tokenizer, ids) for ids in (read_ids, target_ids))
     # Learned mixing after the softmax may give any sum.
     sums_to_one = getattr(model.config, "talking_heads", None) not in ("weights", "both")
-    return AttentionMaps(
-        source=source,
-        target=target_tokenizer.decode(target_ids, skip_special_tokens=True),
-        encoder=AttentionMap(
-            "encoder", source_labels, source_labels, _stack(output.encoder_attentions), sums_to_one
-        ),
-        decoder=AttentionMap(
-            "decoder", labels, read_labels, _stack(output.decoder_attentions), sums_to_one
-        ),
-        cross=AttentionMap(
-            "cross", labels, source_labels, _stack(output.cross_attentions), sums_to_one
-        ),
-    )
-
-
-def _translate(translator: Translator, engine: TorchEngine, source_ids: list[int]) -> list[int]:
-    search = translator.search.of_candidates()
-    limit = len(source_ids) + search.max_extra_tokens
-    ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
-    return best.ended
-
-
-def _stack(attentions: tuple[Tensor, ...]) -> Tensor:
-    """Weights of a batch of one row, `[layers, H, Q, K]`."""
-    return torch.stack([weights[0] for weights in attentions]).float().cpu()
+    sides: dict[AttentionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+        "encoder": (source_labels, source_labels),
+        "decoder": (labels, read_labels),
+        "cross": (labels, source_labels),
+    }
+    maps = {}
+    for kind, both in sides.items():
+        # Of a batch of one row.
+        weights = torch.stack([layer[0] for layer in output[f"{kind}_attentions"]])
+        maps[kind] = AttentionMap(kind, *both, weights.float().cpu(), sums_to_one)
+    text = target_tokenizer.decode(target_ids, skip_special_tokens=True)
+    return AttentionMaps(source, text, **maps)
 
 
 def token_labels(
@@ -220,13 +206,10 @@ def labels_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
         tokenizer: The one that made the tokens.
         tokens: Tokens of one text.
     """
-    in_bytes = tokenizer.is_fast and isinstance(
-        tokenizer.backend_tokenizer.decoder, decoders.ByteLevel
-    )
+    decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
+    in_bytes = isinstance(decoder, decoders.ByteLevel)
     special = set(tokenizer.all_special_tokens)
-    contents = [
-        None if token in special else _content(token, in_bytes=in_bytes) for token in tokens
-    ]
+    contents = [None if one in special else _content(one, in_bytes=in_bytes) for one in tokens]
     labels: list[str] = []
     while (place := len(labels)) < len(tokens):
         if contents[place] is None:
@@ -256,17 +239,12 @@ def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
 def _content(token: str, *, in_bytes: bool) -> bytes | None:
     """Bytes that a token spells; None if it is text, such as a token that was added later."""
     if in_bytes:
-        known = _byte_of_character()
+        # The characters by which GPT-2's vocabulary, and others like it, spell bytes.
+        known = {character: byte for byte, character in bytes_to_unicode().items()}
         return bytes(map(known.__getitem__, token)) if known.keys() >= set(token) else None
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
     return None
-
-
-@cache
-def _byte_of_character() -> dict[str, int]:
-    """The characters by which GPT-2's vocabulary, and others like it, spell bytes."""
-    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _readable(text: str) -> str:
@@ -275,11 +253,50 @@ def _readable(text: str) -> str:
     # A combining mark would attach to the character before it.
     if unicodedata.category(text[0]).startswith("M"):
         text = "◌" + text
-    return "".join(
-        BLANK
-        if character == " "
-        else character
-        if character.isprintable() or character in _JOINERS
-        else ascii(character)[1:-1]
-        for character in text
-    )
+    shown = (one if one.isprintable() or one in _JOINERS else ascii(one)[1:-1] for one in text)
+    return "".join(shown).replace(" ", BLANK)
+
+
+_TEMPLATE = "attention_page.html"
+_PLACE = ">DATA<"
+# Escaped, so that no text can end the script element that holds it.
+_ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
+_DIGITS = 4
+
+
+def attention_page(
+    maps: AttentionMaps, *, kind: str = "cross", layer: int | None = None, head: int | None = None
+) -> str:
+    """A page on which readers choose kind, layer and head, and follow tokens.
+
+    Args:
+        maps: Attention maps of one pair. Weights are rounded to four digits.
+        kind: Shown first.
+        layer: Shown first, counted from 1; None: the one that alignments are read from.
+        head: Shown first, counted from 1; None: the mean of all heads.
+
+    Raises:
+        ValueError: If there is no such kind, layer or head.
+    """
+    first = maps.of_kind(kind)
+    first.select(layer, head)
+    content = {
+        "source": maps.source,
+        "target": maps.target,
+        "maps": [
+            {
+                "kind": part.kind,
+                "title": TITLES[part.kind],
+                "rows": part.rows,
+                "columns": part.columns,
+                "sums_to_one": part.sums_to_one,
+                "weights": part.weights.double().round(decimals=_DIGITS).tolist(),
+            }
+            for part in (maps.encoder, maps.decoder, maps.cross)
+        ],
+        "view": {"kind": kind, "layer": layer or first.default_layer, "head": head or "mean"},
+    }
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPES)
+    template = files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    before, after = template.split(_PLACE)
+    return f"{before}>{data}<{after.rstrip()}"

@@ -82,8 +82,7 @@ class Declaration:
         values: By the source's field: its values that are called otherwise here.
         constants: Fields of our config that are the same for all models of the kind.
         computed: Fields of our config by the name of the function in `_COMPUTED` that gives them.
-        required: Fields of the source and the only value, pattern of values, or list of values
-            that can be expressed.
+        required: Fields of the source and the value, pattern, or list of values they must have.
         same: Fields of the source that must have the value of another one, if they are there.
     """
 
@@ -141,12 +140,12 @@ class Declaration:
     def fields(self, source: Fields) -> dict[str, Any]:
         """Fields of our config, from the source's fields; one that is absent there is None."""
         source = self._with_defaults(source)
-        ours = {
-            **{ours: self._translated(theirs, source) for ours, theirs in self.config.items()},
-            **self.constants,
-        }
-        computed = {name: _COMPUTED[function](ours) for name, function in self.computed.items()}
-        return ours | computed
+        found = {ours: source.get(theirs) for ours, theirs in self.config.items()}
+        for ours, theirs in self.config.items():
+            if names := self.values.get(theirs):
+                found[ours] = names.get(found[ours], found[ours])
+        found |= self.constants
+        return found | {name: _COMPUTED[kind](found) for name, kind in self.computed.items()}
 
     def config_of(self, source: Fields) -> VanillaTransformerConfig:
         """Our config, from the fields of the source's.
@@ -185,11 +184,6 @@ class Declaration:
     def _with_defaults(self, source: Fields) -> Fields:
         values = {name: value for name, value in source.items() if value is not None}
         return {**self.defaults, **values}
-
-    def _translated(self, theirs: str, source: Fields) -> Any:
-        value = source.get(theirs)
-        names = self.values.get(theirs, {})
-        return names.get(value, value) if names else value
 
 
 @dataclass(frozen=True)
@@ -235,9 +229,8 @@ class Source:
         """
         config = self.declaration.config_of(self.fields)
         # A view may have more numbers than there are bytes behind it.
-        numbers = sum(
-            min(one.numel(), one.untyped_storage().nbytes()) for one in self.tensors.values()
-        )
+        tensors = self.tensors.values()
+        numbers = sum(min(one.numel(), one.untyped_storage().nbytes()) for one in tensors)
         check_size(config.to_dict(), len(self.tensors), numbers, self.record.get("name", ""))
         faults = self.declaration.faults(self.fields)
         with torch.device("meta"):
@@ -246,12 +239,10 @@ class Source:
             model.generation_config = copy.deepcopy(self.generation_config)
         targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
         plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
-        own = {rule: WeightMap({rule: rule}) for rule in self.declaration.own_rules}
-        faults += [
-            f"{rule}: none of our tensors has such a name"
-            for rule, weights in own.items()
-            if not any(weights.pieces_of(name, ()) for name in (*targets, *tied))
-        ]
+        for rule in self.declaration.own_rules:
+            weights = WeightMap({rule: rule})
+            if not any(weights.pieces_of(name, ()) for name in (*targets, *tied)):
+                faults.append(f"{rule}: none of our tensors has such a name")
         return model, replace(plan, faults=faults + plan.faults)
 
     def one_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -331,8 +322,9 @@ def _faults_of_mapping(content: Any) -> list[str]:
         for name in content
         if name not in _SECTIONS_OF_A_MAPPING
     ]
-    sections = {name: content.get(name, kind()) for name, kind in _SECTIONS_OF_A_MAPPING.items()}
+    sections: dict[str, Any] = {}
     for name, kind in _SECTIONS_OF_A_MAPPING.items():
+        sections[name] = content.get(name, kind())
         if not isinstance(sections[name], kind):
             faults.append(f"`{name}` must be a {kind.__name__}, got {content[name]!r:.60}")
             sections[name] = kind()

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.files import names_below, new_folder
-from vanilla_transformer_tools.interop import onnx, to_marian
+from vanilla_transformer_tools.interop import marian, onnx
 from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
 from vanilla_transformer_tools.interop.to_transformers import (
     FORMATS,
@@ -75,8 +75,7 @@ class Agreement:
     Attributes:
         lines: Lines of the sample.
         identical: Lines with the same translation.
-        gap: Difference between their numbers: the mean over the lines for log-probabilities per
-            token, the largest for logits.
+        gap: Mean difference of log-probabilities per token over lines, or largest of logits.
         numbers: Which of the two.
     """
 
@@ -188,7 +187,12 @@ def export_model(
             elif format == "marian-npz":
                 agreement = _write_marian(engine, tokenizers, files, sources)
             else:
-                _fit_tokenizers(files, is_needed=format == "web")
+                try:
+                    fit_transformers_js(files)
+                except ValueError as error:
+                    if format == "web":
+                        raise
+                    logger.warning("The tokenizer is for Python only. %s", error)
                 if format == "web":
                     runtime(folder)
                 agreement = _write_onnx(engine, files, sources, weights)
@@ -235,15 +239,6 @@ def _write_onnx(
     return agreement
 
 
-def _fit_tokenizers(folder: Path, *, is_needed: bool) -> None:
-    try:
-        fit_transformers_js(folder)
-    except ValueError as error:
-        if is_needed:
-            raise
-        logger.warning("The tokenizer is for Python only. %s", error)
-
-
 def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> LogitGap:
     name_general_tokenizers(folder)
     dtype = model.dtype
@@ -256,10 +251,10 @@ def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> Logit
 def _write_marian(
     engine: TorchEngine, tokenizers: TokenizerPair, folder: Path, sources: list[list[int]]
 ) -> Agreement | None:
-    to_marian.write_marian(engine.model, tokenizers, folder)
-    if not to_marian.has_engine():
+    marian.write_marian(engine.model, tokenizers, folder)
+    if not marian.has_engine():
         return None
-    translate = partial(to_marian.translate, folder, tokenizers)
+    translate = partial(marian.translate, folder, tokenizers)
     # Marian normalises over all tokens, also over those that it does not generate.
     agreement = _compare_translations(engine, translate, sources[::_MARIAN_SHARE], banned=[])
     agreement.check(*_TOLERANCES["float32"])
@@ -293,25 +288,19 @@ def _check_output(output: Path, *, force: bool, is_forceable: bool) -> None:
 def _sample_sources(
     engine: TorchEngine, tokenizer: PreTrainedTokenizerBase, lines: list[str] | None
 ) -> list[list[int]]:
-    """Ids with `</s>` of lines, blank ones left out, or of random tokens; long ones last.
-
-    Raises:
-        ValueError: If there are no lines.
-    """
+    """Ids with `</s>` of lines, blank ones left out, or of random tokens; long ones last."""
     if lines is None:
         longest = int(min(_LONGEST_LINE, engine.last_position - 1))
-        sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
-    else:
-        texts = [line for line in lines if line.strip()]
-        if not texts:
-            raise ValueError(f"The sample must have lines with text, got {len(lines)} blank ones.")
-        sources = tokenizer(texts)["input_ids"]
-    return sorted(sources, key=len)
+        return sorted(random_sources(tokenizer, _SAMPLE_LINES, longest), key=len)
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise ValueError(f"The sample must have lines with text, got {len(lines)} blank ones.")
+    return sorted(tokenizer(texts)["input_ids"], key=len)
 
 
 def _best(engine: Engine, sources: list[list[int]], search: Search) -> list[Hypothesis]:
     """The best translation of each source."""
-    limits = [to_marian.LENGTH_FACTOR * len(source) for source in sources]
+    limits = [marian.LENGTH_FACTOR * len(source) for source in sources]
     found = engine.translate_batch(sources, [[] for _ in sources], limits, search)
     return [hypotheses[0] for hypotheses in found]
 
@@ -393,14 +382,8 @@ def _batches(sources: list[list[int]]) -> list[list[list[int]]]:
 def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
     """The model's logits of the next token at each position of the targets, `[B, T, V]`."""
     filler = model.config.pad_token_id
-    input_ids, attention_mask = padded(sources, filler)
-    # The start token and the targets, without their last token.
+    input_ids, mask = padded(sources, filler)
     start, _ = start_and_ends(model)
-    decoder_input_ids, _ = padded([[start, *row[:-1]] for row in targets], filler)
-    outputs = model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        decoder_input_ids=decoder_input_ids,
-        use_cache=False,
-    )
-    return outputs.logits
+    read, _ = padded([[start, *row[:-1]] for row in targets], filler)
+    arguments = {"attention_mask": mask, "decoder_input_ids": read, "use_cache": False}
+    return model(input_ids=input_ids, **arguments).logits

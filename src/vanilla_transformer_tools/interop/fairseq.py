@@ -29,8 +29,6 @@ _SPECIAL_TOKENS = [BOS_TOKEN, PAD_TOKEN, EOS_TOKEN, UNK_TOKEN]
 _BLANKS = Regex(r"[\s\x1C-\x1F]+")
 # The largest dictionaries, of a million words, have a tenth of it.
 _MOST_BYTES = 2**28
-# Marks a line whose token may have occurred before.
-_OVERWRITE = " #fairseq:overwrite"
 _COUNT = re.compile(r"[+-]?\d+")
 # In a folder with several checkpoints, in this order.
 _USUAL_NAMES = ("checkpoint_best.pt", "model.pt", "checkpoint_last.pt")
@@ -97,18 +95,15 @@ def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     config = _entries(content.get("cfg"))
     for part in (config.get("task"), config.get("model"), content.get("args")):
-        for name, value in _entries(part).items():
-            if name in ("encoder", "decoder"):
-                settings |= {f"{name}_{key}": inner for key, inner in _entries(value).items()}
-            else:
-                settings[name] = value
+        settings |= _entries(part)
+        for stack in ("encoder", "decoder"):
+            inner = _entries(settings.pop(stack, None))
+            settings |= {f"{stack}_{name}": value for name, value in inner.items()}
     # As fairseq itself fills in what its older releases had otherwise.
-    settings["arch"] = settings.get("arch") or settings.get("_name")
+    for name, older in (("arch", "_name"), ("activation_dropout", "relu_dropout")):
+        settings[name] = settings.get(name) or settings.get(older)
     if settings.get("share_all_embeddings"):
         settings["share_decoder_input_output_embed"] = True
-    settings["activation_dropout"] = settings.get("activation_dropout") or settings.get(
-        "relu_dropout"
-    )
     return settings
 
 
@@ -135,32 +130,21 @@ def _dictionaries(folder: Path, settings: Mapping[str, Any]) -> list[Path]:
 def read_dictionary(file: Path) -> VanillaTransformerTokenizer:
     """A tokenizer with the ids of a dictionary of fairseq, whose lines are `token count`.
 
-    Text must be segmented as it was for fairseq: a token is what blanks enclose. A line that ends
-    in `#fairseq:overwrite` gives an earlier token another id; its first row stays without a word.
+    Text must be segmented as it was for fairseq: a token is what blanks enclose.
 
     Raises:
-        ValueError: If a line is none of that form, or a token occurs twice.
+        ValueError: If a line is none of that form, or a token occurs twice, as it may in a line
+            that ends in `#fairseq:overwrite`.
     """
-    tokens = list(_SPECIAL_TOKENS)
-    places = {token: place for place, token in enumerate(tokens)}
+    vocabulary = {token: token_id for token_id, token in enumerate(_SPECIAL_TOKENS)}
     for number, line in enumerate(read_lines(file, _MOST_BYTES), start=1):
-        entry = line.rstrip().removesuffix(_OVERWRITE)
-        token, _, count = entry.rpartition(" ")
-        overwrites = entry != line.rstrip()
-        if not token or not _COUNT.fullmatch(count) or (token in places and not overwrites):
+        token, _, count = line.rstrip().rpartition(" ")
+        if not token or not _COUNT.fullmatch(count) or token in vocabulary:
             raise ValueError(
                 f"{file}, line {number}, must be a new token and its count, got {line!r:.60}. "
                 "Restore the file."
             )
-        if token in _SPECIAL_TOKENS:
-            # The special token keeps its name.
-            token = f"{token} {len(tokens)}{_OVERWRITE}"
-        elif token in places:
-            # No text spells a name with a blank.
-            tokens[places[token]] = f"{token} {places[token]}{_OVERWRITE}"
-        places[token] = len(tokens)
-        tokens.append(token)
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+        vocabulary[token] = len(vocabulary)
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK_TOKEN))
     backend.pre_tokenizer = pre_tokenizers.Split(_BLANKS, "removed")
     # As in fairseq, a word of the text may be such a token.

@@ -8,9 +8,10 @@ that it sees single characters, and Unicode's own composition does the rest.
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -74,13 +75,9 @@ class SentencePiece:
                 for one in (dict(_fields(value)) for number, value in content if number == 1)
             ]
             trainer, normaliser = (dict(_fields(dict(content)[number])) for number in (2, 3))
-            found = cls(
-                pieces,
-                trainer.get(3, _UNIGRAM),
-                normaliser.get(2, b""),
-                bool(normaliser.get(3, True)),
-                bool(normaliser.get(4, True)),
-            )
+            has_prefix, strips = (bool(normaliser.get(number, True)) for number in (3, 4))
+            kind, charsmap = trainer.get(3, _UNIGRAM), normaliser.get(2, b"")
+            found = cls(pieces, kind, charsmap, has_prefix, strips)
         except (KeyError, IndexError, ValueError, AttributeError, TypeError, struct.error) as error:
             raise ValueError(
                 f"{file} must be a model of SentencePiece, got a damaged or other file. Copy it "
@@ -120,8 +117,7 @@ def sentencepiece_backend(
     Args:
         model: Splits text.
         entries: Ids by token, `<unk>` among them.
-        tags: Entries such as `>>deu<<` that a text may begin with; others of this form are then
-            unknown. None: nothing is a tag.
+        tags: Entries such as `>>deu<<` that a text may begin with, and no others; None: none.
         special: Entries that are found in text as a whole, and that decoding may leave out.
 
     Raises:
@@ -356,38 +352,24 @@ def _compiled_rules(charsmap: bytes) -> Iterator[tuple[str, str]]:
             waiting.append((inner, text))
 
 
-def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for texts, the longest that fits."""
-    lengths: dict[int, set[str]] = defaultdict(set)
-    for text in texts:
-        lengths[len(text)].add(text)
-    choices = (_of_one_length(lengths[length]) for length in sorted(lengths, reverse=True))
-    return f"(?:{'|'.join(choices)})"
-
-
-def _of_one_length(texts: set[str]) -> str:
-    """A pattern for texts; first characters that the same texts may follow are one class."""
-    if len(next(iter(texts))) == 1:
-        return _one_of(texts)
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern for texts, the longest that fits; characters with the same rests are one class."""
     rests: dict[str, set[str]] = defaultdict(set)
-    for text in texts:
+    for text in filter(None, sorted(texts)):
         rests[text[0]].add(text[1:])
     begins: dict[frozenset[str], set[str]] = defaultdict(set)
-    for first, found in sorted(rests.items()):
+    for first, found in rests.items():
         begins[frozenset(found)].add(first)
-    choices = (_one_of(firsts) + _of_one_length(set(found)) for found, firsts in begins.items())
-    return f"(?:{'|'.join(choices)})"
+    choices = (_one_of(firsts) + _any_of(found) for found, firsts in begins.items())
+    return f"(?:{'|'.join(choices)}){'?' * ('' in texts)}" if begins else ""
 
 
 def _one_of(characters: Iterable[str]) -> str:
     """A class of characters, as ranges."""
-    ranges: list[list[int]] = []
-    for code in sorted(map(ord, characters)):
-        if ranges and code == ranges[-1][1] + 1:
-            ranges[-1][1] = code
-        else:
-            ranges.append([code, code])
-    spans = (rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in ranges)
+    codes = sorted({*map(ord, characters)})
+    # Neighbours differ by as much as their places do.
+    runs = (list(run) for _, run in groupby(enumerate(codes), lambda one: one[1] - one[0]))
+    spans = (rf"\x{{{run[0][1]:X}}}-\x{{{run[-1][1]:X}}}" for run in runs)
     return f"[{''.join(spans)}]"
 
 

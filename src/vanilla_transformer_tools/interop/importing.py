@@ -22,7 +22,7 @@ from vanilla_transformer_tools.files import new_folder
 from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fairseq import find_fairseq_file, read_checkpoint
 from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
-from vanilla_transformer_tools.interop.marian_files import NO_ENTRY, find_npz, read_marian
+from vanilla_transformer_tools.interop.marian import NO_ENTRY, find_npz, read_marian
 from vanilla_transformer_tools.interop.tensor_files import (
     check_shards,
     check_zip,
@@ -161,8 +161,7 @@ def import_model(
             Files in PyTorch's own format are read by its loader that runs no code.
         folder: Where the model goes; it must not exist yet, and appears when it is complete.
         mapping: A declaration of the tensors, as YAML.
-        tokenizer: Folder or Hub name of the tokenizer of a model with a `mapping`; others have one
-            of their own.
+        tokenizer: Folder or Hub name of the tokenizer for a `mapping`; others bring their own.
         trimming: Which entries of the vocabulary to keep; None: all. `run.json` states the sizes.
         positions: `marian`: makes a model of `MarianMTModel` compute what Marian does.
 
@@ -221,8 +220,7 @@ class ImportPlan:
     Attributes:
         tensors: With them.
         assumed: Fields of the config that a mapping leaves to their defaults, and no tensor shows.
-        entries: Sizes of the vocabulary and of what trimming keeps of it; None without trimming,
-            or if the tensors do not fit.
+        entries: Sizes of the vocabulary before and after trimming; None: nothing is trimmed.
     """
 
     tensors: Plan
@@ -241,8 +239,7 @@ def plan_import(
 
     Raises:
         ImportError: If the tokenizer needs a package that is not installed.
-        ValueError: If the model is damaged, a setting cannot be expressed, or this vocabulary
-            cannot be trimmed.
+        ValueError: If the model is damaged, or a setting or a trimming cannot be expressed.
         OSError: If there is no such model.
     """
     source = _load(name_or_path, mapping, tokenizer)
@@ -301,28 +298,19 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
     check_files(str(folder))
     if tokenizer is None and (folder / TOKENIZER_CONFIG_FILE).is_file():
         tokenizer = str(folder)
-    tokenizers = generation_config = None
+    source = Source({"mapping": mapping.name}, declaration, {}, read_tensors(path))
     if tokenizer is not None:
         config = declaration.config_of({}).to_dict()
-        tokenizers = TokenizerPair.for_config(load_tokenizer(tokenizer), config, tokenizer)
+        pair = TokenizerPair.for_config(load_tokenizer(tokenizer), config, tokenizer)
+        source = replace(source, tokenizers=pair)
     if (folder / GENERATION_CONFIG_NAME).is_file():
         check_objects(folder)
-        generation_config = GenerationConfig.from_pretrained(folder)
-    return Source(
-        {"mapping": mapping.name},
-        declaration,
-        {},
-        read_tensors(path),
-        tokenizers,
-        generation_config,
-    )
+        source = replace(source, generation_config=GenerationConfig.from_pretrained(folder))
+    return source
 
 
 def _check_config(name_or_path: str) -> dict[str, Any]:
-    """Fields of our config; an unsupported model is rejected before gigabytes are read.
-
-    There are none where no config can be found, which loading the tokenizer explains.
-    """
+    """Fields of our config, before gigabytes are read; none where no config can be found."""
     folder = Path(name_or_path)
     if folder.is_dir():
         check_shards(folder)

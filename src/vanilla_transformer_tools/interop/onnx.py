@@ -3,6 +3,7 @@
 import json
 import logging
 import warnings
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,8 @@ class _DecoderGraph(nn.Module):
             past_key_values=cache,
         ).last_hidden_state
         halves = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
-        present = [
-            tensor
-            for layers in zip(*halves, strict=True)
-            for layer in layers
-            for tensor in (layer.keys, layer.values)
-        ]
+        layers = chain.from_iterable(zip(*halves, strict=True))
+        present = (tensor for layer in layers for tensor in (layer.keys, layer.values))
         return [self.model.lm_head(hidden_states), *present]
 
 
@@ -110,14 +107,11 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
             "The export to ONNX needs the packages `onnx` and `onnxscript`. "
             "Install them: pip install -e '.[export]'"
         ) from error
-    batch, source, target, past, past_source = (
-        torch.export.Dim(name, min=1)
-        for name in (
-            # transformers.js looks for this name to make the empty cache.
-            "batch_size",
-            *("encoder_sequence_length", "decoder_sequence_length"),
-            *("past_decoder_sequence_length", "past_encoder_sequence_length"),
-        )
+    # transformers.js looks for this name to make the empty cache.
+    batch = torch.export.Dim("batch_size", min=1)
+    source, target, past_source, past = (
+        torch.export.Dim(f"{side}_sequence_length", min=1)
+        for side in ("encoder", "decoder", "past_encoder", "past_decoder")
     )
     # A length of 1, or two that differ by 1, would become part of the graph.
     input_ids = torch.ones((2, 9), dtype=torch.long)
@@ -127,13 +121,13 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
         hidden_states = _EncoderGraph(model)(input_ids, attention_mask)
         shapes = layers[0].encoder_attn.source_keys_and_values(hidden_states, None)
     lengths = {"decoder": (4, past), "encoder": (3, past_source)}
+    tensors = product(range(len(layers)), lengths, zip(("key", "value"), shapes, strict=True))
     names, cache, cache_shapes = [], [], []
-    for index in range(len(layers)):
-        for side, (length, dimension) in lengths.items():
-            for part, like in zip(("key", "value"), shapes, strict=True):
-                names.append(f".{index}.{side}.{part}")
-                cache.append(torch.zeros(2, like.shape[1], length, like.shape[3]))
-                cache_shapes.append({0: batch, 2: dimension})
+    for index, side, (part, like) in tensors:
+        length, dimension = lengths[side]
+        names.append(f".{index}.{side}.{part}")
+        cache.append(torch.zeros(2, like.shape[1], length, like.shape[3]))
+        cache_shapes.append({0: batch, 2: dimension})
     graphs = folder / GRAPHS_FOLDER
     graphs.mkdir(exist_ok=True)
     _export(

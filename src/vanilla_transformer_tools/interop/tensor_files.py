@@ -118,8 +118,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a file, or of the only model in a folder.
 
     Args:
-        path: A file of safetensors or by `torch.save`, or a folder with one such file, or with
-            shards and their index.
+        path: A file of safetensors or `torch.save`, or a folder with one, or with an index.
 
     Raises:
         ValueError: If there is not exactly one model, or a file is damaged or holds other things,
@@ -151,8 +150,8 @@ def tensors_in(content: Any, file: Path) -> dict[str, Tensor]:
         ValueError: If there are other things, or no weights.
     """
     entries = content if isinstance(content, Mapping) else {}
-    nested = [entries[name] for name in _NAMES_OF_WEIGHTS if isinstance(entries.get(name), Mapping)]
-    entries = nested[0] if nested else entries
+    nested = (entries.get(name) for name in _NAMES_OF_WEIGHTS)
+    entries = next((one for one in nested if isinstance(one, Mapping)), entries)
     others = [
         name
         for name, value in entries.items()

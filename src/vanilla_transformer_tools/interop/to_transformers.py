@@ -52,8 +52,7 @@ def to_transformers(
     """A model of another class with the weights and generation settings of one of ours.
 
     Sinusoids whose sines and cosines alternate become those with all sines first: the columns of
-    the residual stream are reordered, with everything that reads or writes them. The weights are
-    copied; the dtype stays.
+    the residual stream are reordered, with all that reads or writes them. The dtype stays.
 
     Args:
         model: One of ours.

@@ -26,13 +26,7 @@ from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary
 
 # Tensors with a row for each entry.
-_TABLES = (
-    "model.shared.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-    "lm_head.weight",
-    "lm_head.bias",
-)
+_TABLES = ("shared.weight", "embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 # Ids that must stay, each alone or in a list.
 _NEEDED_IDS = (
     "pad_token_id",
@@ -108,8 +102,7 @@ def trim(
 ) -> Trimmed:
     """The model and its tokenizer with the entries that texts use; neither is changed.
 
-    Text all of whose tokens are kept is tokenised as before, and the logits of kept entries are
-    the model's.
+    Text all of whose tokens are kept has the same tokens, and kept entries have the same logits.
 
     Args:
         model: With one vocabulary.
@@ -207,18 +200,15 @@ def _check_trimmable(model: VanillaTransformerForConditionalGeneration, tokenize
             f"{type(tokenizer).__name__}, whose SentencePiece models would still split text into "
             "pieces that are gone."
         )
-    else:
-        kind = _pipeline(tokenizer)["model"]["type"]
-        if kind not in ("BPE", "Unigram"):
-            faults.append(f"--keep_vocabulary needs a BPE or a Unigram vocabulary, got {kind}.")
+    elif (kind := _pipeline(tokenizer)["model"]["type"]) not in ("BPE", "Unigram"):
+        faults.append(f"--keep_vocabulary needs a BPE or a Unigram vocabulary, got {kind}.")
     if faults:
         raise ValueError("\n".join(faults))
 
 
-def _pipeline(tokenizer: Any) -> dict[str, Any]:
+def _pipeline(tokenizer: Any) -> Any:
     """The content of a tokenizer.json."""
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return content
+    return json.loads(tokenizer.backend_tokenizer.to_str())
 
 
 def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -235,17 +225,13 @@ def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
     vocabulary = model["vocab"]
     ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
     parts: set[int] = set()
-    for token, token_id in vocabulary.items():
-        if token_id not in kept:
-            continue
+    for token in (token for token, token_id in vocabulary.items() if token_id in kept):
         symbols = list(token)
-        while True:
-            pairs = list(pairwise(symbols))
-            ranked = [(ranks[pair], place) for place, pair in enumerate(pairs) if pair in ranks]
-            if not ranked:
-                break
-            _, place = min(ranked)
-            symbols[place : place + 2] = ["".join(pairs[place])]
+        while possible := [
+            (ranks[pair], place) for place, pair in enumerate(pairwise(symbols)) if pair in ranks
+        ]:
+            _, place = min(possible)
+            symbols[place : place + 2] = ["".join(symbols[place : place + 2])]
             parts.add(vocabulary[symbols[place]])
     return parts
 
@@ -297,8 +283,7 @@ def _renumber_special_tokens(processor: Any, new_ids: Mapping[int, int]) -> None
     for part in processor.get("processors", ()):
         _renumber_special_tokens(part, new_ids)
     # TemplateProcessing has an object by token, RobertaProcessing and BertProcessing pairs.
-    special = processor.get("special_tokens", {})
-    for token in special.values():
+    for token in processor.get("special_tokens", {}).values():
         token["ids"] = [new_ids[token_id] for token_id in token["ids"]]
     for name in ("sep", "cls"):
         if name in processor:
@@ -333,16 +318,16 @@ def _trimmed_model(
     new_ids: Mapping[int, int],
 ) -> VanillaTransformerForConditionalGeneration:
     config = copy.deepcopy(model.config)
-    config.vocab_size = len(kept)
-    if config.decoder_vocab_size is not None:
-        config.decoder_vocab_size = len(kept)
+    for name in ("vocab_size", "decoder_vocab_size"):
+        if getattr(config, name) is not None:
+            setattr(config, name, len(kept))
     _renumber(config, new_ids)
     with torch.device("meta"):
         smaller = type(model)(config)
     rows = torch.tensor(kept, device=model.device)
     tied = model.all_tied_weights_keys
     weights = {
-        name: tensor.index_select(0, rows) if name in _TABLES else tensor.clone()
+        name: tensor.index_select(0, rows) if name.endswith(_TABLES) else tensor.clone()
         for name, tensor in model.state_dict().items()
         if name not in tied
     }
@@ -357,28 +342,22 @@ def _trimmed_model(
 def _renumber(config: Any, new_ids: Mapping[int, int]) -> None:
     """Gives a config the new ids; bans and biases of removed entries are left out."""
 
-    def remaining(sequences: Iterable[list[int]]) -> list[list[int]]:
-        return [
-            [new_ids[token_id] for token_id in sequence]
-            for sequence in sequences
-            if new_ids.keys() >= set(sequence)
-        ]
+    def renumbered(ids: Iterable[int]) -> list[int]:
+        return [new_ids[token_id] for token_id in ids]
 
     for field in _NEEDED_IDS:
         value = getattr(config, field, None)
-        if isinstance(value, list):
-            setattr(config, field, [new_ids[token_id] for token_id in value])
-        elif value is not None:
-            setattr(config, field, new_ids[value])
+        if value is not None:
+            new = renumbered(value) if isinstance(value, list) else new_ids[value]
+            setattr(config, field, new)
     for field in _BANNED_IDS:
         if banned := getattr(config, field, None):
-            left = [new_ids[token_id] for token_id in banned if token_id in new_ids]
-            setattr(config, field, left or None)
+            setattr(config, field, renumbered(filter(new_ids.__contains__, banned)) or None)
     if words := getattr(config, "bad_words_ids", None):
-        config.bad_words_ids = remaining(words) or None
+        kept = [renumbered(word) for word in words if new_ids.keys() >= {*word}]
+        config.bad_words_ids = kept or None
     if biases := getattr(config, "sequence_bias", None):
         # A file has pairs, a program may have set a dictionary.
         pairs = biases.items() if isinstance(biases, dict) else biases
-        config.sequence_bias = [
-            [tokens, bias] for sequence, bias in pairs for tokens in remaining([sequence])
-        ] or None
+        remaining = [[renumbered(ids), bias] for ids, bias in pairs if new_ids.keys() >= {*ids}]
+        config.sequence_bias = remaining or None

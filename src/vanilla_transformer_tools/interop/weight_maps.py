@@ -141,10 +141,8 @@ class WeightMap:
 
     Args:
         rules: Source patterns by target patterns.
-        ignored: Patterns (`*`, `?`) of source tensors that are not weights, such as tables that are
-            computed.
-        older: Rules that make single tensors of the source out of those that older releases of its
-            program had instead.
+        ignored: Patterns (`*`, `?`) of source tensors that are no weights, as computed tables.
+        older: Rules for single tensors that older releases of the source's program call otherwise.
 
     Raises:
         ValueError: If rules cannot be read; names all of them.
@@ -174,8 +172,7 @@ class WeightMap:
         Args:
             targets: Shapes of the tensors to make.
             sources: Shapes of the tensors that there are.
-            tied: Second names of targets. The source may have tensors of its own for them, which
-                must then be the same.
+            tied: Second names of targets; tensors that the source has for them must be equal.
         """
         pieces, faults = {}, []
         for target, shape in targets.items():
@@ -213,14 +210,20 @@ class WeightMap:
         """A piece, or its form in an older release if the source comes from such a one."""
         if self.older is None or piece.name in sources:
             return piece
-        found = [one for (one,) in self.older.pieces_of(piece.name, sources) if one.name in sources]
-        return found[0] if found else piece
+        older = (one for (one,) in self.older.pieces_of(piece.name, sources))
+        return next((one for one in older if one.name in sources), piece)
 
     def _use_faults(self, used: Iterable[TensorPart], sources: Mapping[str, Shape]) -> list[str]:
         uses: dict[str, list[TensorPart]] = defaultdict(list)
         for piece in used:
             uses[piece.name].append(piece)
-        twice = sorted(name for name, pieces in uses.items() if _overlap(pieces))
+        # Blocks of one size cannot share rows.
+        twice = sorted(
+            name
+            for name, parts in uses.items()
+            if len({(one.blocks, one.transposed) for one in parts}) > 1
+            or len({*parts}) < len(parts)
+        )
         faults = [f"{name} is used more than once" for name in twice]
         for name, shape in sources.items():
             if any(fnmatchcase(name, one) for one in self.ignored):
@@ -230,12 +233,6 @@ class WeightMap:
                     f"{name} {list(shape)} is used {'in part' if uses[name] else 'by no rule'}"
                 )
         return faults
-
-
-def _overlap(parts: list[TensorPart]) -> bool:
-    """Whether rows of a tensor may be in two of its parts; blocks of one size cannot share any."""
-    ways = {(part.blocks, part.transposed) for part in parts}
-    return len(ways) > 1 or len(set(parts)) < len(parts)
 
 
 def take_apart(

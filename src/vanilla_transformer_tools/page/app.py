@@ -26,10 +26,13 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.page.page import LARGEST_FILE, Page
-from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, Choices
-from vanilla_transformer_tools.page.word_links import runs_from_right
-from vanilla_transformer_tools.service.callers import allowed_hosts, of_own_origin
-from vanilla_transformer_tools.service.connections import Connection, report_failed_accepts_once
+from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, Choices, runs_from_right
+from vanilla_transformer_tools.service.connections import (
+    Connection,
+    allowed_hosts,
+    of_own_origin,
+    report_failed_accepts_once,
+)
 from vanilla_transformer_tools.text.blanks import UNBLANKED
 
 # Seconds between two deletions of readers' files, and the age of those that are deleted.
@@ -74,11 +77,7 @@ Marked = list[tuple[str, str | None]]
 
 
 class _Layout:
-    """Components and events of the app that is being built.
-
-    Args:
-        page: Page that they show.
-    """
+    """Components and events of the app that is being built."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -144,39 +143,30 @@ class _Layout:
 
     def _add_search(self) -> None:
         search = self.page.model("").search
+
+        def add(**sliders: tuple[Any, ...]) -> None:
+            for name, (least, most, value, step, label, info) in sliders.items():
+                choice = gr.Slider(least, most, value, step=step, label=label, info=info)
+                self.choices[name] = choice
+
+        power, width = "Exponent a in log-probability / length^a", "The beam is at least as wide"
         with gr.Accordion("Search", open=False):
             with gr.Row():
-                self.choices |= {
-                    "num_beams": gr.Slider(1, WIDEST_BEAM, search.num_beams, step=1, label="Beam"),
-                    "length_penalty": gr.Slider(
-                        *(-2, 3, search.length_penalty),
-                        step=0.05,
-                        label="Length penalty",
-                        info="Exponent a in log-probability / length^a",
-                    ),
-                    "num_hypotheses": gr.Slider(
-                        *(1, WIDEST_BEAM, 1),
-                        step=1,
-                        label="Number of translations",
-                        info="The beam is at least as wide",
-                    ),
-                }
+                add(
+                    num_beams=(1, WIDEST_BEAM, search.num_beams, 1, "Beam", None),
+                    length_penalty=(-2, 3, search.length_penalty, 0.05, "Length penalty", power),
+                    num_hypotheses=(1, WIDEST_BEAM, 1, 1, "Number of translations", width),
+                )
             sentences = gr.Checkbox(True, label="Translate each sentence separately")
             sampled = gr.Checkbox(False, label="Sample at random instead of searching")
+            self.choices |= {"split_sentences": sentences, "do_sample": sampled}
             with gr.Row(visible=False) as sampling:
-                self.choices |= {
-                    "split_sentences": sentences,
-                    "do_sample": sampled,
-                    "temperature": gr.Slider(
-                        *(0.1, 2, 1),
-                        step=0.05,
-                        label="Temperature",
-                        info="Below 1, likely tokens gain",
-                    ),
-                    "top_k": gr.Slider(0, 100, 0, step=1, label="Top k", info="0: all tokens"),
-                    "top_p": gr.Slider(0.05, 1, 1, step=0.05, label="Top p", info="1: all tokens"),
-                    "seed": gr.Number(0, label="Seed", precision=0),
-                }
+                add(
+                    temperature=(0.1, 2, 1, 0.05, "Temperature", "Below 1, likely tokens gain"),
+                    top_k=(0, 100, 0, 1, "Top k", "0: all tokens"),
+                    top_p=(0.05, 1, 1, 0.05, "Top p", "1: all tokens"),
+                )
+                self.choices["seed"] = gr.Number(0, label="Seed", precision=0)
         sampled.change(lambda on: gr.update(visible=on), sampled, sampling, **_QUIET)
 
     def _add_comparison(self) -> None:
@@ -188,14 +178,10 @@ class _Layout:
                 ]
             compare = gr.Button("Compare models")
             with gr.Row():
+                colors = {"color_map": {"only here": _MARK}, "show_inline_category": False}
+                look = {"buttons": [], "min_width": 280, "elem_classes": "vt-compared"}
                 self.compared = [
-                    gr.HighlightedText(
-                        label=label,
-                        color_map={"only here": _MARK},
-                        show_inline_category=False,
-                        **{"buttons": [], "min_width": 280, "elem_classes": "vt-compared"},
-                    )
-                    for label in _SIDES
+                    gr.HighlightedText(label=label, **colors, **look) for label in _SIDES
                 ]
         asked = {self.text, *self.pair, *self.choices.values()}
         compare.click(self._compare, asked, self.compared, **_QUIET)
@@ -373,12 +359,10 @@ def _with_words(answer: dict[str, Any]) -> dict[int, dict[str, Any]]:
 def _rows(numbered: dict[int, dict[str, Any]]) -> list[list[str]]:
     """All translations of all lines with their scores, best first."""
     return [
-        [
-            *(str(number), str(rank), f"{each['score'] or 0:.3f}"),
-            each["text"] + " (cut off)" * each["reached_limit"],
-        ]
+        [str(number), str(rank), f"{one['score'] or 0:.3f}", one["text"] + cut]
         for number, line in numbered.items()
-        for rank, each in enumerate(line["translations"], start=1)
+        for rank, one in enumerate(line["translations"], start=1)
+        for cut in [" (cut off)" * one["reached_limit"]]
     ]
 
 

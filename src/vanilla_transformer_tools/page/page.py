@@ -118,8 +118,7 @@ class Page:
             settings: Fields of `Choices`.
 
         Raises:
-            ValueError: If there is no such line, it is blank or too long, or a choice is out of
-                range.
+            ValueError: If the line is missing, blank or too long, or a choice is out of range.
         """
         lines = lines_of(text)
         if not isinstance(line, int) or not 1 <= line <= len(lines):
@@ -183,13 +182,10 @@ def find_examples(name: str) -> list[str]:
     """
     # Where the Hub looks for examples, too.
     widgets = read_card_metadata(name).get("widget")
-    texts = [
-        widget.get("text")
-        for widget in (widgets if isinstance(widgets, list) else [])
-        if isinstance(widget, dict)
-    ]
-    if texts := [text for text in texts if isinstance(text, str) and text.strip()]:
-        return texts[:MOST_EXAMPLES]
+    listed = widgets if isinstance(widgets, list) else []
+    texts = (widget.get("text") for widget in listed if isinstance(widget, dict))
+    if found := [text for text in texts if isinstance(text, str) and text.strip()]:
+        return found[:MOST_EXAMPLES]
     run = read_run(name)
     source, *_ = (run.get("settings") or {}).get("validation") or [""]
     recorded = (run.get("sha256") or {}).get(source)

@@ -1,6 +1,8 @@
-"""A model that a page translates with, whatever its readers choose."""
+"""A model that a page translates with, whatever its readers choose, and its word links."""
 
+import re
 import threading
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -8,16 +10,22 @@ from functools import lru_cache
 from math import isqrt
 from typing import Any, Self, cast, get_args
 
-from vanilla_transformer_tools.inspection.attention_maps import labels_of_tokens, read_attention
-from vanilla_transformer_tools.inspection.attention_page import attention_page
-from vanilla_transformer_tools.page.word_links import LinkedPair, link_parts
+from transformers import BatchEncoding
+
+from vanilla_transformer_tools.inspection.alignments import Link, align_words
+from vanilla_transformer_tools.inspection.attention_maps import (
+    attention_page,
+    labels_of_tokens,
+    read_attention,
+)
 from vanilla_transformer_tools.saved_folder import read_generation_config
+from vanilla_transformer_tools.text.blanks import UNBLANKED, without_blank_ends
 from vanilla_transformer_tools.text.languages import offered_languages
 from vanilla_transformer_tools.text.panics import is_panic
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translation, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
-from vanilla_transformer_tools.translation.read_pairs import encode_source, encode_target
+from vanilla_transformer_tools.translation.read_pairs import encode_pair
 from vanilla_transformer_tools.translation.search import Search
 
 # Translations take memory for each of their readers.
@@ -30,22 +38,89 @@ MOST_WEIGHTS = 1_500_000
 _TRANSLATORS = 16
 
 
+_UNBLANKED = re.compile(f"[{UNBLANKED}]")
+
+
+@dataclass(frozen=True)
+class LinkedPair:
+    """A line and its translation in parts, and which of them belong together.
+
+    Attributes:
+        source: Parts of the line.
+        target: Parts of its translation.
+        links: Places of a part of the line and of one of its translation, counted from 0.
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    links: tuple[Link, ...]
+
+    def linked(self) -> list[tuple[str, str | None]]:
+        """The parts of the translation, each with the parts of the line that it is linked to."""
+        of_part: list[list[str]] = [[] for _ in self.target]
+        for source, target in self.links:
+            of_part[target].append(self.source[source])
+        return [
+            (part, " ".join(linked)) if linked else (f"{part} ", None)
+            for part, linked in zip(self.target, of_part, strict=True)
+        ]
+
+
+def link_parts(
+    translator: Translator, sources: Sequence[str], targets: Sequence[str]
+) -> list[LinkedPair]:
+    """Links words, as `align_words` does; text without blanks is taken by its tokens.
+
+    Args:
+        translator: Translator with the torch engine and fast tokenizers.
+        sources: Lines, none of them blank.
+        targets: Their translations.
+
+    Raises:
+        ValueError: If a tokenizer does not know the places of its tokens.
+    """
+    # `align_words` reads them without blank ends, too.
+    sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
+    pair = translator.tokenizers
+    parts = []
+    for source, target in zip(sources, targets, strict=True):
+        read, written = encode_pair(pair, source, target)
+        parts.append((_parts(source, read), _parts(target, written)))
+    units = [" ".join(source) for source, _ in parts], [" ".join(target) for _, target in parts]
+    alignments = align_words(translator, sources, targets, units)
+    return [LinkedPair(*both, one.links) for both, one in zip(parts, alignments, strict=True)]
+
+
+def runs_from_right(text: str) -> bool:
+    """Whether the first letter is of a script that runs from right to left."""
+    kinds = map(unicodedata.bidirectional, text)
+    return next((kind for kind in kinds if kind in ("L", "R", "AL")), "L") != "L"
+
+
+def _parts(text: str, encoding: BatchEncoding) -> tuple[str, ...]:
+    """Words, or the tokens of a text that is a single word or has words without blanks."""
+    words = text.split()
+    if len(words) != 1 and not _UNBLANKED.search(text):
+        return tuple(words)
+    parts: list[str] = []
+    last = 0
+    for _, end in encoding.get("offset_mapping", []):
+        # The bytes of one character have the same place.
+        if end > last:
+            parts += text[last:end].split()
+            last = end
+    return (*parts, *text[last:].split())
+
+
 @dataclass(frozen=True)
 class Choices:
-    """Settings that a reader chooses for a translation; the fields are explained in `Search`.
+    """Settings that a reader chooses for a translation; `Search` explains those not listed here.
 
     Attributes:
         source_language: Language of the text; None: the model's.
         target_language: Language of the translation; None: the model's.
-        num_beams: Width of the beam, raised to `num_hypotheses`; None: the model's. Sampling
-            ignores it.
+        num_beams: Width, raised to `num_hypotheses`; None: the model's. Not for sampling.
         length_penalty: Exponent of the length in the score; None: the model's.
-        num_hypotheses: Number of translations.
-        do_sample: Whether translations are drawn at random.
-        temperature: Divisor of the logits of samples.
-        top_k: Number of tokens that are drawn from; 0: all.
-        top_p: Share of the probability that is drawn from; 1: all.
-        seed: Start of the random numbers.
         split_sentences: Whether each sentence is translated separately.
     """
 
@@ -98,8 +173,7 @@ class ServedModel:
 
     Attributes:
         search: The model's own search.
-        languages: Languages that a reader may choose from, by the field of `Choices`; none for most
-            models.
+        languages: Those to choose from, by the field of `Choices`; none for most models.
         begins_with: The one of each side that the page begins with.
 
     Args:
@@ -141,26 +215,23 @@ class ServedModel:
             target_language: Language to translate into, in the same way.
             loading: Arguments `dtype` and `trust_remote_code` of `Translator.from_pretrained`.
         """
-        tokenizers = TokenizerPair.from_pretrained(
-            name, trust_remote_code=loading.get("trust_remote_code", False)
-        )
-        sources, targets = offered_languages(tokenizers.source, read_generation_config(name))
+        trusted = loading.get("trust_remote_code", False)
+        tokenizer = TokenizerPair.from_pretrained(name, trust_remote_code=trusted).source
+        sources, targets = offered_languages(tokenizer, read_generation_config(name))
+
+        def load(source: str | None, target: str | None) -> Translator:
+            languages: dict[str, Any] = {"source_language": source, "target_language": target}
+            return Translator.from_pretrained(name, engine="torch", **languages, **loading)
+
         if targets and not sources:
             target_language = target_language or targets[0]
-        languages: dict[str, Any] = {
-            "source_language": source_language,
-            "target_language": target_language,
-        }
         try:
-            translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
+            return cls(name, load(source_language, target_language))
         except ValueError:
             if not sources:
                 raise
-            # Only some of these models were saved with languages.
-            languages["source_language"] = source_language or sources[0]
-            languages["target_language"] = target_language or targets[-1]
-            translator = Translator.from_pretrained(name, engine="torch", **languages, **loading)
-        return cls(name, translator)
+        # Only some of these models were saved with languages.
+        return cls(name, load(source_language or sources[0], target_language or targets[-1]))
 
     def translate(
         self, lines: Sequence[str], choices: Choices, *, details: bool = True
@@ -189,14 +260,14 @@ class ServedModel:
             ValueError: If the tokenizer does not know the places of its tokens.
         """
         translator = self._translator(choices, False)
-
-        def is_read_at_once(source: str, target: str) -> bool:
-            tokenizers = translator.tokenizers
-            encoded = encode_source(tokenizers, source), encode_target(tokenizers, target)
-            return max(len(side["input_ids"]) for side in encoded) <= translator.max_source_length
-
+        tokenizers, most = translator.tokenizers, translator.max_source_length
         with self._turn():
-            kept = [pair for pair in pairs if all(map(str.strip, pair)) and is_read_at_once(*pair)]
+            kept = [
+                pair
+                for pair in pairs
+                if all(map(str.strip, pair))
+                and all(len(one["input_ids"]) <= most for one in encode_pair(tokenizers, *pair))
+            ]
             return link_parts(translator, [line for line, _ in kept], [text for _, text in kept])
 
     def attention(self, line: str, choices: Choices) -> str:
@@ -213,7 +284,8 @@ class ServedModel:
         maps = 3 * config.num_hidden_layers * config.num_attention_heads
         longest = min(translator.max_source_length, isqrt(MOST_WEIGHTS // maps))
         with self._turn():
-            length = len(encode_source(translator.tokenizers, line)["input_ids"])
+            read, _ = encode_pair(translator.tokenizers, line)
+            length = len(read["input_ids"])
             if length > longest:
                 raise ValueError(
                     f"The attention of this model is shown for lines of at most {longest:,} "
@@ -227,30 +299,20 @@ class ServedModel:
 
     def chosen_search(self, choices: Choices) -> Search:
         """The search of a reader; samples have no beam and no penalty, and beams no temperature."""
+        count = choices.num_hypotheses
         if choices.do_sample:
             names = ("do_sample", "temperature", "top_k", "top_p", "seed")
             searching = {name: getattr(choices, name) for name in names}
             searching |= {"num_beams": 1, "length_penalty": 1.0}
         else:
-            width = choices.num_beams or self.search.num_beams
-            searching = {
-                "num_beams": max(width, choices.num_hypotheses),
-                "length_penalty": choices.length_penalty,
-            }
-        return Search.of(
-            self.translator.generation_config,
-            num_hypotheses=choices.num_hypotheses,
-            scores=True,
-            **searching,
-        )
+            width = max(choices.num_beams or self.search.num_beams, count)
+            searching = {"num_beams": width, "length_penalty": choices.length_penalty}
+        config = self.translator.generation_config
+        return Search.of(config, num_hypotheses=count, scores=True, **searching)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """A reader's turn with the model.
-
-        Raises:
-            ValueError: If a tokenizer panics at a text, which would end the queue of the page.
-        """
+        """A reader's turn with the model; a tokenizer's panic would end the queue of the page."""
         with self._lock:
             try:
                 yield

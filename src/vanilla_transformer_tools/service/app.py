@@ -20,9 +20,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError, Results
-from vanilla_transformer_tools.service.callers import LOOPBACK_HOSTS, of_own_origin
-from vanilla_transformer_tools.service.connections import report_failed_accepts_once
-from vanilla_transformer_tools.service.languages import AUTOMATIC
+from vanilla_transformer_tools.service.connections import (
+    LOOPBACK_HOSTS,
+    of_own_origin,
+    report_failed_accepts_once,
+)
 from vanilla_transformer_tools.service.requests import (
     FORM,
     Limits,
@@ -30,7 +32,8 @@ from vanilla_transformer_tools.service.requests import (
     TranslationRequest,
     split_lines,
 )
-from vanilla_transformer_tools.service.translators import Translators
+from vanilla_transformer_tools.service.translators import AUTOMATIC, Translators
+from vanilla_transformer_tools.translation.marks import can_align
 from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.segments import join_pieces
 
@@ -107,8 +110,10 @@ class Service:
     async def _answer(self, request: Request, wanted: TranslationRequest) -> dict[str, Any]:
         try:
             kind = self.translators.kind(wanted.source, wanted.target, wanted.alternatives)
-            if wanted.is_html:
-                self.translators.check_html()
+            first = self.translators.first
+            # Tags must follow their words.
+            if wanted.is_html and not can_align(first.tokenizers, first.engine):
+                raise ValueError("`format` html needs a service with --engine torch or auto.")
             split = [*map(split_html if wanted.is_html else split_lines, wanted.texts)]
         except ValueError as error:
             raise RefusedError(400, str(error)) from error
@@ -125,37 +130,32 @@ class Service:
             # In one line: anybody may send such texts again and again.
             logger.error("A translation has failed: %s: %.200r", type(error).__name__, str(error))
             raise RefusedError(500, f"The translation failed: {type(error).__name__}.") from error
-        # For each text the translations, best first; those of a line are those of its parts.
-        rows: list[list[str]] = []
+        answer: dict[str, list[Any]] = {"translatedText": [], "alternatives": []}
         count = 1 + kind.alternatives
         for lines, join in split:
-            # A blank line has no parts, and itself as its translations.
+            # Of each line, from those of its parts; a blank line has none, and itself.
             of_lines = [
                 [join_pieces(ranked) for ranked in zip(*found, strict=True)] or [line] * count
                 for line, found in zip(lines, parts, strict=False)
             ]
-            rows.append([join([line[rank] for line in of_lines]) for rank in range(count)])
-        texts = [best for best, *_ in rows]
-        others = [rest for _, *rest in rows]
-        answer: dict[str, Any] = {"translatedText": texts if wanted.is_list else texts[0]}
+            best, *others = (join([line[rank] for line in of_lines]) for rank in range(count))
+            answer["translatedText"].append(best)
+            answer["alternatives"].append(others)
+        if not wanted.alternatives:
+            del answer["alternatives"]
         if wanted.source == AUTOMATIC:
             # Clients read it. The only language that is offered needs no detection.
             (source,) = self.translators.languages.sources
             detected = {"language": source, "confidence": 100.0}
-            answer["detectedLanguage"] = [detected] * len(texts) if wanted.is_list else detected
-        if wanted.alternatives:
-            answer["alternatives"] = others if wanted.is_list else others[0]
-        return answer
+            answer["detectedLanguage"] = [detected] * len(wanted.texts)
+        return answer if wanted.is_list else {name: one for name, (one,) in answer.items()}
 
     async def languages(self, _: Request) -> Response:
         """Target languages of each source language."""
         served = self.translators.languages
-        return JSONResponse(
-            [
-                {"code": source, "name": source, "targets": list(served.targets)}
-                for source in served.sources
-            ]
-        )
+        targets = list(served.targets)
+        listed = [{"code": one, "name": one, "targets": targets} for one in served.sources]
+        return JSONResponse(listed)
 
     async def detect(self, _: Request) -> Response:
         """A refusal: a translation model cannot detect the language of a text."""
@@ -264,12 +264,7 @@ def _counted(app: ASGIApp, requests: Any, paths: Collection[str]) -> ASGIApp:
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """The body of a request, of at most `max_bytes`.
-
-    Raises:
-        RefusedError: If it has more, or does not come in time.
-        ClientDisconnect: If the client is gone.
-    """
+    """The body of a request, if it has at most `max_bytes` and comes in time."""
     body = bytearray()
     declared = int(request.headers.get("content-length", 0))
     try:
@@ -291,11 +286,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 async def _result(request: Request, future: Future[Results]) -> Results:
-    """What the batcher finds, unless the client leaves before that.
-
-    Raises:
-        ClientDisconnect: If it does; the request then leaves the queue.
-    """
+    """What the batcher finds; a request whose client leaves before that leaves the queue."""
     answer = asyncio.wrap_future(future)
     departure = asyncio.create_task(_departure(request))
     try:

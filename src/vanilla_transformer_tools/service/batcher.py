@@ -48,11 +48,8 @@ class Work(Protocol):
 class _Request:
     """What was submitted, and how far it is.
 
-    Attributes:
-        arrived: Seconds on the monotonic clock.
-        is_cut: Whether its lines have been cut into parts.
-        parts: Those that no batch has taken yet, each with the index of its line.
-        results: Results of the parts of each line, in order, because batches take parts in order.
+    The parts are those that no batch has taken yet, each with the index of its line. The results
+    of each line's parts are in order, because batches take parts in order.
     """
 
     kind: Hashable

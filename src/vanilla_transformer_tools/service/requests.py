@@ -93,7 +93,13 @@ class TranslationRequest:
             faults.append(f"`alternatives` must be a whole number, got {alternatives!r:.60}")
         if faults:
             _refuse(400, f"{'; '.join(faults)}.")
-        _check_size(texts, limits)
+        if len(texts) > limits.max_texts:
+            most = f"{limits.max_texts:,} texts"
+            _refuse(413, f"A request must have at most {most}, got {len(texts):,}.")
+        if (characters := sum(map(len, texts))) > limits.max_characters:
+            most = f"{limits.max_characters:,} characters"
+            message = f"A request must have at most {most}, got {characters:,}. Send it in parts."
+            _refuse(413, message)
         return cls(
             # JSON can have them.
             tuple(map(without_surrogates, texts)),
@@ -139,18 +145,6 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         raise ValueError("a name occurs twice in an object")
     return fields
-
-
-def _check_size(texts: list[str], limits: Limits) -> None:
-    if len(texts) > limits.max_texts:
-        _refuse(413, f"A request must have at most {limits.max_texts:,} texts, got {len(texts):,}.")
-    characters = sum(map(len, texts))
-    if characters > limits.max_characters:
-        _refuse(
-            413,
-            f"A request must have at most {limits.max_characters:,} characters, got "
-            f"{characters:,}. Send it in parts.",
-        )
 
 
 def split_lines(text: str) -> tuple[list[str], Callable[[list[str]], str]]:

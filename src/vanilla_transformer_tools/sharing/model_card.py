@@ -4,6 +4,8 @@ import json
 import logging
 import re
 from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,26 +174,18 @@ def _with_scores(block: str, ours: dict[str, Any], forgotten: Collection[tuple[s
     index, known = ours.get("model-index", []), wanted.get("model-index") or []
     if index or (known and forgotten):
         scores["model-index"] = _merged_index(known or index, index, forgotten)
-    keeps_comments = True
-    for key, value in scores.items():
-        # Up to the next line that is not part of the value.
-        pattern = re.compile(rf"^{key}:.*\n(?:\n*[ \t-].*\n)*", re.MULTILINE)
-        lines = _yaml({key: value}) if value else ""
-        place = pattern.search(block)
-        block = block.replace(place[0], lines) if place else block + lines
-        keeps_comments &= (place is not None) == (key in wanted)
-        wanted[key] = value
-        if not value:
-            del wanted[key]
+    # Each up to the next line that is not part of the value.
+    ends = rf"^(?:{'|'.join(scores) or '(?!)'}):.*\n(?:\n*[ \t-].*\n)*"
+    rest = re.sub(ends, "", block, flags=re.MULTILINE)
+    new_values = {key: value for key, value in scores.items() if value}
+    kept = {key: value for key, value in wanted.items() if key not in scores}
+    dump = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
+    text = rest + (dump(new_values) if new_values else "")
     # YAML can be written in ways that the pattern does not know.
-    if keeps_comments and parse_yaml(block) == wanted:
-        return block
-    return _yaml(wanted)
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    return text
+    with suppress(ValueError):
+        if [parse_yaml(one) or {} for one in (rest, text)] == [kept, kept | new_values]:
+            return text
+    return str(dump(kept | new_values))
 
 
 def _merged_index(
@@ -205,12 +199,8 @@ def _merged_index(
     known = {(one["dataset"]["name"], each["type"]) for one in results for each in one["metrics"]}
     known |= {*forgotten}
     for result in first["results"]:
-        added = [
-            metric
-            for metric in result["metrics"]
-            if (result["dataset"]["name"], metric["type"]) not in known
-        ]
-        if added:
+        name, metrics = result["dataset"]["name"], result["metrics"]
+        if added := [metric for metric in metrics if (name, metric["type"]) not in known]:
             results.append({**result, "metrics": added})
     return [*([{**first, "results": results}] if results else []), *others]
 

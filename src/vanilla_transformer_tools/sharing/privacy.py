@@ -117,9 +117,8 @@ def clean_record(record: Mapping[str, Any]) -> dict[str, Any]:
     checksums = record.get("sha256", {})
     names: dict[str, str] = {}
     for path in checksums:
-        name = _name(path)
-        same = sum(_name(earlier) == name for earlier in names)
-        names[path] = f"{name} ({same + 1})" if same else name
+        same = sum(_name(earlier) == _name(path) for earlier in names)
+        names[path] = _name(path) + f" ({same + 1})" * (same > 0)
     cleaner = _Cleaner(names, list(_secret_values()))
     cleaned = {key: cleaner.clean(value, key) for key, value in record.items()}
     if checksums:
@@ -159,11 +158,8 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
 def _detectors() -> list[RegexBasedDetector]:
     """The detectors of detect-secrets that ordinary text does not set off."""
     kinds: Mapping[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
-    return [
-        kind()
-        for name, kind in kinds.items()
-        if issubclass(kind, RegexBasedDetector) and name not in _UNUSED_DETECTORS
-    ]
+    kept = (kind for name, kind in kinds.items() if name not in _UNUSED_DETECTORS)
+    return [kind() for kind in kept if issubclass(kind, RegexBasedDetector)]
 
 
 def _find_secrets(
@@ -207,12 +203,7 @@ def _masked(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Cleaner:
-    """Cleans the values of a record.
-
-    Attributes:
-        names: Names that replace the paths of data, by path.
-        secrets: Variables of the environment that hold a secret, with their values.
-    """
+    """Cleans the values of a record; `names` replace the paths of data."""
 
     names: Mapping[str, str]
     secrets: list[tuple[str, str]]

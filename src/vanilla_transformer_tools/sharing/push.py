@@ -100,14 +100,13 @@ def push(
         write_model_card(folder)
     card = read_card(card_file)
     texts = {file: content.decode("utf-8", errors="replace") for file, content in contents.items()}
-    headers = {file: _header(file) for file in weights}
-    refuse_disclosures(
-        folder,
-        {
-            file.relative_to(folder).as_posix(): text
-            for file, text in {**headers, **texts, card_file: card}.items()
-        },
-    )
+    headers = {}
+    for file in weights:
+        with safe_open(file, framework="pt") as opened:
+            headers[file] = json.dumps([opened.metadata(), *opened.keys()])
+    checked = {**headers, **texts, card_file: card}
+    named = {file.relative_to(folder).as_posix(): text for file, text in checked.items()}
+    refuse_disclosures(folder, named)
     api = HfApi()
     repository = api.create_repo(repo_id, private=private, exist_ok=True)
     repo_id = repository.repo_id
@@ -127,9 +126,8 @@ def push(
     operations.append(CommitOperationAdd(CARD_FILE, card.encode()))
     # An earlier model may have had files that this one has not, such as one file of weights.
     written = {operation.path_in_repo for operation in operations}
-    for name in api.list_repo_files(repo_id, revision=revision):
-        if name not in written and _is_shared(name):
-            operations.append(CommitOperationDelete(name))
+    there = filter(_is_shared, api.list_repo_files(repo_id, revision=revision))
+    operations += [CommitOperationDelete(name) for name in there if name not in written]
     # Asks the Hub about the card's metadata before it uploads anything.
     api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
     return str(repository)
@@ -169,18 +167,16 @@ def _refuse_links(folder: Path, files: list[Path]) -> None:
     # The files of a snapshot in the Hub's cache are links to the blobs of its repository.
     is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
     blobs = root.parents[1] / "blobs" if is_snapshot else None
-
-    def is_inside(real: Path) -> bool:
-        if not real.is_relative_to(root):
-            return real.parent == blobs
-        return not any(part.startswith(".") for part in real.relative_to(root).parts)
-
-    faults = [
-        f"  {file.relative_to(folder).as_posix()}: "
-        + ("not a regular file" if is_inside(real) else f"a link to {str(real)!r}")
-        for file in files
-        if not (is_inside(real := file.resolve()) and real.is_file())
-    ]
+    faults = []
+    for file in files:
+        real, name = file.resolve(), file.relative_to(folder).as_posix()
+        is_inside = real.parent == blobs
+        if real.is_relative_to(root):
+            is_inside = not any(part.startswith(".") for part in real.relative_to(root).parts)
+        if not is_inside:
+            faults.append(f"  {name}: a link to {str(real)!r}")
+        elif not real.is_file():
+            faults.append(f"  {name}: not a regular file")
     if faults:
         raise ValueError(
             f"{str(folder)!r} must hold all of its model in regular files of its own, got\n"
@@ -211,12 +207,6 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     """Numbers that change when a file is written to or replaced."""
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _header(file: Path) -> str:
-    """Metadata and names of the tensors of a file of weights, on one line."""
-    with safe_open(file, framework="pt") as weights:
-        return json.dumps([weights.metadata(), *weights.keys()])
 
 
 def refuse_disclosures(source: Path | str, texts: Mapping[str, str]) -> None:

@@ -50,10 +50,23 @@ def space_files(model: str) -> dict[str, bytes]:
     """
     if not _REPOSITORY.fullmatch(model):
         raise ValueError(f"The model of a Space must be one of the Hub, user/name, got {model!r}.")
+    front_matter = _front_matter(
+        model,
+        sdk="gradio",
+        sdk_version=_version("gradio"),
+        python_version="3.11",
+        app_file=APP_FILE,
+        short_description="Translations, probabilities, word links, attention",
+    )
+    # Requirements of the package without extras, and Gradio, in the installed releases.
+    requirements = metadata.requires("vanilla-transformer") or []
+    needed = [re.split(r"[^\w.-]", line)[0] for line in requirements if "extra ==" not in line]
     texts = {
         APP_FILE: _APP.format(model=model),
-        REQUIREMENTS_FILE: "".join(f"{line}\n" for line in _requirements()),
-        CARD_FILE: _card(model),
+        REQUIREMENTS_FILE: "".join(
+            f"{name}=={_version(name)}\n" for name in sorted([*needed, "gradio"])
+        ),
+        CARD_FILE: f"{front_matter}\n# {_title(model)}\n\n{_CARD.format(model=model)}",
     }
     contents = {name: text.encode() for name, text in texts.items()}
     for package in _PACKAGES:
@@ -70,19 +83,19 @@ def save_space(folder: Path, model: str) -> list[Path]:
         ValueError: If there is something in the folder, or `space_files` refuses the model.
         OSError: If they cannot be written; there is no folder then.
     """
-    with new_folder(folder, "Space", _check_empty) as new:
+
+    def check_empty(folder: Path) -> None:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(
+                f"--save_space needs an empty folder, got {str(folder)!r}. Name a new one."
+            )
+
+    with new_folder(folder, "Space", check_empty) as new:
         contents = space_files(model)
         for name, content in contents.items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             (new / name).write_bytes(content)
     return [folder / name for name in contents]
-
-
-def _check_empty(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
-            f"--save_space needs an empty folder, got {str(folder)!r}. Name a new one."
-        )
 
 
 def push_space(
@@ -93,16 +106,14 @@ def push_space(
     Args:
         space: Repository of the Space, `user/name`; made where there is none.
         model: Repository of the model.
-        web: Folder of a page that `export --format web` made, which needs no server; None: the page
-            of `space_files`.
+        web: Folder of a page that `export --format web` made; None: the page of `space_files`.
         private: Whether a new Space is private; None: the default of the owner's account.
 
     Returns:
         The address of the Space.
 
     Raises:
-        ValueError: If `space_files` refuses the model, or the folder holds no page, a link, a
-            secret or a home directory.
+        ValueError: As `space_files`, or if the folder holds no page, a link, a secret or a home.
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub rejects the repository or the commit.
     """
@@ -142,13 +153,6 @@ def _web_files(folder: Path, model: str) -> dict[str, bytes]:
     return contents
 
 
-def _requirements() -> list[str]:
-    """Requirements of the package without extras, and Gradio, in the installed releases."""
-    requirements = metadata.requires("vanilla-transformer") or []
-    needed = [re.split(r"[^\w.-]", line)[0] for line in requirements if "extra ==" not in line]
-    return [f"{name}=={_version(name)}" for name in sorted([*needed, "gradio"])]
-
-
 def _version(name: str) -> str:
     try:
         # Package indexes have no builds such as 2.13.0+cpu.
@@ -158,18 +162,6 @@ def _version(name: str) -> str:
             f"A Space has the installed release of each package, got none of {name}. Install it: "
             "pip install -e '.[demo]'"
         ) from error
-
-
-def _card(model: str) -> str:
-    front_matter = _front_matter(
-        model,
-        sdk="gradio",
-        sdk_version=_version("gradio"),
-        python_version="3.11",
-        app_file=APP_FILE,
-        short_description="Translations, probabilities, word links, attention",
-    )
-    return f"{front_matter}\n# {_title(model)}\n\n{_CARD.format(model=model)}"
 
 
 def _title(model: str) -> str:
@@ -192,11 +184,7 @@ def _front_matter(model: str, **fields: str) -> str:
 
 
 def _contents(folder: Path, suffixes: tuple[str, ...] = ("",)) -> dict[str, bytes]:
-    """The files of a folder by path, without hidden ones.
-
-    Raises:
-        ValueError: If one is a link, which may lead to a private file.
-    """
+    """The files of a folder by path, without hidden ones; a link may lead to a private file."""
     contents: dict[str, bytes] = {}
     for name in names_below(folder):
         path = folder / name

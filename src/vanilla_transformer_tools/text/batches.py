@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,10 @@ class TokenBatchSampler(Sampler[list[int]]):
     A batch of n pairs costs n * (longest source + longest target) tokens. The pairs are sorted by
     length, and the sorted list is cut wherever the next pair would exceed the budget. Each epoch
     shuffles the pairs whose lengths are equal on both sides, which exchanges pairs between batches,
-    and then shuffles the batches. The sorted lengths do not change, so neither do the cuts and the
-    number of batches.
+    and then the batches. The sorted lengths, the cuts and the number of batches do not change.
 
     With several processes, all of them cut the same batches, and each yields its share of every
-    batch. An epoch depends only on `seed` and `set_epoch`, so a run can be resumed by skipping
-    batches.
+    batch. An epoch depends only on `seed` and `set_epoch`; a run is resumed by skipping batches.
 
     Lengths may differ from epoch to epoch, as under BPE-dropout. Then a few more batches are
     planned than the first epoch needs. If an epoch needs fewer, its largest batches are halved; if
@@ -49,8 +48,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         padding: Share of padding in the batches of an epoch, 0 to 1; also the same in each.
 
     Raises:
-        ValueError: If there are no pairs, a single pair exceeds the budget, or a process would have
-            no share of a batch.
+        ValueError: If there are no pairs, one exceeds the budget, or a process would get none.
     """
 
     def __init__(
@@ -85,7 +83,13 @@ class TokenBatchSampler(Sampler[list[int]]):
                 f"{self.num_processes} processes."
             )
         source, target = np.asarray(lengths, dtype=np.int64).T
-        _check_budget(source + target, max_tokens)
+        longest = int((source + target).argmax())
+        if (tokens := source[longest] + target[longest]) > max_tokens:
+            raise ValueError(
+                f"`max_tokens` must hold the longest pair, got {max_tokens} for pair {longest} "
+                f"(counted from 0) of {tokens} tokens. Raise `max_tokens`, or truncate pairs "
+                "to a smaller `max_length`."
+            )
         # The shorter side grows for one length of the longer side and shrinks for the next, so
         # that neighbours are always similar on both sides.
         longer_side, difference = np.maximum(source, target), source - target
@@ -95,9 +99,10 @@ class TokenBatchSampler(Sampler[list[int]]):
         source, target = source[order], target[order]
         self._starts = _cut(source, target, max_tokens, self.num_processes)
         sizes = np.diff(self._starts, append=len(order))
-        longest = np.maximum.reduceat(source, self._starts)
-        longest += np.maximum.reduceat(target, self._starts)
-        if sizes.min() < self.num_processes or (sizes * longest).max() > max_tokens:
+        costs = np.maximum.reduceat(source, self._starts)
+        costs += np.maximum.reduceat(target, self._starts)
+        costs *= sizes
+        if sizes.min() < self.num_processes or costs.max() > max_tokens:
             enough = 2 * self.num_processes * int(source.max() + target.max())
             raise ValueError(
                 f"Each of {self.num_processes} processes needs a pair of every batch, and "
@@ -105,7 +110,7 @@ class TokenBatchSampler(Sampler[list[int]]):
                 "enough for these pairs; or use fewer processes."
             )
         self.tokens = int((source + target).sum())
-        self.padding = float(1 - self.tokens / (sizes * longest).sum())
+        self.padding = float(1 - self.tokens / costs.sum())
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -123,27 +128,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         """Chooses the epoch of the next iteration, counted from 0."""
         if self._redraw and epoch != self.epoch:
             lengths, budget = self._redraw(epoch), self.max_tokens
-            while not self._fits(lengths, budget):
+            while True:
+                # Until the longest pair has room, and batches are few enough.
+                with suppress(ValueError):
+                    self._arrange(lengths, budget)
+                    if len(self._starts) <= self._batches:
+                        break
                 budget += math.ceil(budget / 100)
         self.epoch = epoch
-
-    def _fits(self, lengths: Lengths, max_tokens: int) -> bool:
-        """Cuts the pairs of an epoch; whether the longest have room, and batches are few enough."""
-        try:
-            self._arrange(lengths, max_tokens)
-        except ValueError:
-            return False
-        return len(self._starts) <= self._batches
-
-
-def _check_budget(tokens: npt.NDArray[np.int64], max_tokens: int) -> None:
-    longest = int(tokens.argmax())
-    if tokens[longest] > max_tokens:
-        raise ValueError(
-            f"`max_tokens` must hold the longest pair, got {max_tokens} for pair {longest} "
-            f"(counted from 0) of {tokens[longest]} tokens. Raise `max_tokens`, or truncate pairs "
-            "to a smaller `max_length`."
-        )
 
 
 def _cut(
@@ -172,11 +164,7 @@ def _cut(
 def _halve_largest(
     starts: npt.NDArray[np.int64], pairs: int, batches: int, num_processes: int
 ) -> npt.NDArray[np.int64]:
-    """Halves the batches with the most pairs until there are `batches` of them.
-
-    Raises:
-        ValueError: If halves would not have a pair for each process.
-    """
+    """Halves the batches with the most pairs until there are `batches` of them."""
     while len(starts) < batches:
         sizes = np.diff(starts, append=pairs)
         largest = int(sizes.argmax())

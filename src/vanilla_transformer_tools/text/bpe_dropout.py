@@ -90,15 +90,6 @@ class SegmentedLines:
         }
         self._rate = rate
         self._seed = seed
-        self._read(tokenizer, texts, argument)
-
-    def _read(
-        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], argument: str
-    ) -> None:
-        """Numbers the words by their pieces without dropout, and finds their characters.
-
-        Only these numbers are stored for each line. Other tokens, such as `</s>`, count as words.
-        """
         halves = {merged: pair for pair, (_, merged) in self._merges.items()}
 
         def characters(token: int) -> list[int]:
@@ -107,6 +98,7 @@ class SegmentedLines:
             left, right = halves[token]
             return characters(left) + characters(right)
 
+        # Of words, by their pieces without dropout. Other tokens, such as `</s>`, count as words.
         numbers: dict[tuple[int, ...], int] = {}
         words: list[int] = []
         starts = [0]
@@ -181,20 +173,18 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         max_length: int,
         languages: Sequence[str] | None = None,
     ) -> None:
-        self._sides = {
-            column: SegmentedLines(
-                tokenizer,
-                # As `PairEncoder` reads them.
-                list(map(without_blank_ends, lines)),
-                rate=rate,
-                seed=f"{seed} {column}",
-                argument=argument,
+        sides = [
+            ("input_ids", tokenizers.source, source, "text"),
+            ("labels", tokenizers.target, target, "text_target"),
+        ]
+        self._sides = {}
+        for column, tokenizer, lines, argument in sides:
+            # As `PairEncoder` reads them.
+            texts = list(map(without_blank_ends, lines))
+            drawn = SegmentedLines(
+                tokenizer, texts, rate=rate, seed=f"{seed} {column}", argument=argument
             )
-            for column, tokenizer, lines, argument in (
-                ("input_ids", tokenizers.source, source, "text"),
-                ("labels", tokenizers.target, target, "text_target"),
-            )
-        }
+            self._sides[column] = drawn
         self._prefixes = source_prefixes(languages, len(source), tokenizers)
         self._pairs = len(source)
         self._max_length = max_length

@@ -91,15 +91,14 @@ class FilteredPairs:
         corpus), `filter`, `source`, `target`, and `tag` if the pairs have one.
         """
         if self.filters:
-            write_lines(folder / DROPPED_FILE, self._records())
-
-    def _records(self) -> Iterator[str]:
-        rows = np.flatnonzero(self.verdicts)
-        pairs = _pairs_of(self.read.select(rows))
-        for row, pair in zip(rows.tolist(), pairs, strict=True):
-            record = {"line": row + 1, "filter": self.filters[self.verdicts[row] - 1]}
-            record |= zip(COLUMNS, pair, strict=False)
-            yield json.dumps(record, ensure_ascii=False)
+            rows = np.flatnonzero(self.verdicts)
+            records = (
+                {"line": row + 1, "filter": self.filters[self.verdicts[row] - 1]}
+                | dict(zip(COLUMNS, pair, strict=False))
+                for row, pair in zip(rows.tolist(), _pairs_of(self.read.select(rows)), strict=True)
+            )
+            lines = (json.dumps(record, ensure_ascii=False) for record in records)
+            write_lines(folder / DROPPED_FILE, lines)
 
 
 @dataclass(frozen=True)
@@ -192,83 +191,50 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
     """
     rules: dict[str, Rule] = {}
     if settings.filter_empty:
-        rules["empty"] = has_empty_side
+        rules["empty"] = _has_empty_side
     if settings.filter_identical:
-        rules["identical"] = has_equal_sides
-    if settings.filter_max_characters is not None:
-        rules["max_characters"] = longer_than(settings.filter_max_characters)
-    if settings.filter_max_ratio is not None:
-        rules["max_ratio"] = more_unequal_than(settings.filter_max_ratio)
+        rules["identical"] = _has_equal_sides
+    if (most := settings.filter_max_characters) is not None:
+        rules["max_characters"] = lambda source, target, *_: max(len(source), len(target)) > most
+    if (ratio := settings.filter_max_ratio) is not None:
+        rules["max_ratio"] = lambda *pair: max(map(len, pair[:2])) > ratio * min(map(len, pair[:2]))
     if settings.filter_script is not None:
-        rules["script"] = in_other_script_than(*settings.filter_script)
+        rules["script"] = _in_other_script_than(*settings.filter_script)
     if settings.filter_overlap is not None:
-        rules["overlap"] = overlapping(_evaluation_texts(settings, validation))
+        rules["overlap"] = _overlapping(_evaluation_texts(settings, validation))
     if settings.filter_duplicates:
-        rules["duplicates"] = seen_before()
+        rules["duplicates"] = _seen_before()
     return rules
 
 
-def has_empty_side(source: str, target: str, *tag: str) -> bool:
-    """Whether a side is empty or only white space."""
+def _has_empty_side(source: str, target: str, *tag: str) -> bool:
     return not (source.strip() and target.strip())
 
 
-def has_equal_sides(source: str, target: str, *tag: str) -> bool:
-    """Whether the sides are the same text."""
+def _has_equal_sides(source: str, target: str, *tag: str) -> bool:
     return source == target
 
 
-def longer_than(max_characters: int) -> Rule:
-    """Drops pairs with a side of more than `max_characters` characters."""
-    return lambda source, target, *tag: max(len(source), len(target)) > max_characters
-
-
-def more_unequal_than(max_ratio: float) -> Rule:
-    """Drops pairs whose longer side has more than `max_ratio` times the other's characters."""
-
-    def drops(source: str, target: str, *tag: str) -> bool:
-        shorter, longer = sorted((len(source), len(target)))
-        return longer > max_ratio * shorter
-
-    return drops
-
-
-def in_other_script_than(source_scripts: str, target_scripts: str) -> Rule:
-    """Drops pairs where one side is mostly in another script.
+def _in_other_script_than(*codes: str) -> Rule:
+    """Drops pairs where one side is mostly in another script than its codes stand for.
 
     Letters of no script or of several, such as the length mark of Japanese, are not counted, and
     neither are digits and signs; a side without letters is kept.
-
-    Args:
-        source_scripts: Codes of ISO 15924, such as `Latn`, with `+` between several.
-        target_scripts: Likewise.
-
-    Raises:
-        ValueError: If a code is unknown.
     """
-    letters = _letters_outside(())
-    foreign_source = _letters_outside(_scripts(source_scripts))
-    foreign_target = _letters_outside(_scripts(target_scripts))
+    letters, *foreign = map(_letters_outside, [(), *map(_scripts, codes)])
 
     def is_foreign(text: str, foreign: regex.Pattern[str]) -> bool:
         found = _count(foreign, text)
         # Most text has none; then all letters need not be counted.
         return found > 0 and found > MAX_FOREIGN_SHARE * _count(letters, text)
 
-    return lambda source, target, *tag: (
-        is_foreign(source, foreign_source) or is_foreign(target, foreign_target)
-    )
+    return lambda *pair: any(map(is_foreign, pair, foreign))
 
 
 def _scripts(codes: str) -> list[str]:
-    """The scripts of Unicode that the codes stand for.
-
-    Raises:
-        ValueError: If a code is unknown.
-    """
-    scripts: list[str] = []
-    for code in codes.split("+"):
-        scripts += _SCRIPTS_OF_CODE.get(code, (code,))
+    """The scripts of Unicode that the codes stand for."""
+    found = (_SCRIPTS_OF_CODE.get(code, (code,)) for code in codes.split("+"))
+    scripts = [*chain.from_iterable(found)]
     for script in scripts:
         try:
             is_known = script.isalpha() and regex.compile(rf"\p{{Script={script}}}")
@@ -292,25 +258,19 @@ def _count(pattern: regex.Pattern[str], text: str) -> int:
     return sum(map(len, pattern.findall(text)))
 
 
-def overlapping(texts: Iterable[str]) -> Rule:
-    """Drops pairs with a side that is one of the texts.
+def _overlapping(texts: Iterable[str]) -> Rule:
+    """Drops pairs with a side that is one of the texts, which are of all evaluation sets.
 
     Both sides are compared, because either one spoils a score: a model trained on the source has
     also seen its translation, and one trained on the reference may repeat it for similar sources.
     Each side is compared with all texts, because one file may hold pairs of several directions.
-
-    Case, white space and compatibility forms (NFKC) are ignored, so that retyped quotations of a
-    test set are found too. Empty texts are left out.
-
-    Args:
-        texts: Sources and targets of all evaluation sets.
     """
     keys = {_comparable(text) for text in texts} - {""}
-    return lambda source, target, *tag: _comparable(source) in keys or _comparable(target) in keys
+    return lambda source, target, *_: _comparable(source) in keys or _comparable(target) in keys
 
 
 def _comparable(text: str) -> str:
-    """Folds as in Unicode's compatibility caseless matching (definition D146).
+    """Text without case, white space and compatibility forms (definition D146 of Unicode).
 
     Normalising may yield letters that must still be folded (`№` yields `No`), and folding may yield
     text that must still be normalised, so each is done twice.
@@ -334,7 +294,7 @@ def _sides_of(pairs: Dataset) -> Iterator[str]:
     return chain.from_iterable(_pairs_of(pairs.select_columns(["source", "target"])))
 
 
-def seen_before() -> Rule:
+def _seen_before() -> Rule:
     """Drops pairs that equal an earlier one, character by character: both sides, and the tag.
 
     A hash of 128 bits is stored for each pair, which takes about 100 bytes of memory. Among a

@@ -106,8 +106,7 @@ def choose_languages(
 
     Args:
         tokenizer: Of the source, and of the target if it has codes.
-        source: Language of the sources; None: the one with which the tokenizer was saved, if it was
-            saved with both.
+        source: Language of the sources; None: the saved one, if the tokenizer has both.
         target: Language of the outputs; None: the one that `defaults` begin an output with, or else
             the one with which the tokenizer was saved.
         defaults: Of the model.

@@ -1,12 +1,11 @@
 """Batches of a token budget from a corpus that is read during training and not stored."""
 
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
@@ -26,8 +25,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
 
     A buffer of pairs is sorted, cut and shuffled as `TokenBatchSampler` does with a whole corpus.
     While its batches are used, the next buffer is filled, a few pairs after each batch. So two
-    buffers are in memory, and no batch waits for a whole buffer. At the end of a pass, a buffer
-    continues with the next pass.
+    buffers are in memory, and no batch waits for a whole one. A buffer may go into the next pass.
 
     Each of n processes reads all pairs but tokenises only every n-th one, which is what takes long.
     From these it cuts its own batches, with an n-th of the budget. In a pass, each pair goes to
@@ -119,11 +117,8 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
 
     def _pairs(self) -> Iterator[tuple[str, ...]]:
         """This process's share of endless passes."""
-        return islice(self._passes(), self._process_index, None, self._num_processes)
-
-    def _passes(self) -> Iterator[tuple[str, ...]]:
-        while True:
-            yield from self._read()
+        passes = chain.from_iterable(self._read() for _ in count())
+        return islice(passes, self._process_index, None, self._num_processes)
 
     def _encode(self, pairs: Iterator[tuple[str, ...]], size: int) -> tuple[list[EncodedPair], int]:
         """The next pairs, and the number of truncated ones."""
@@ -134,16 +129,13 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             # Without tags, the last name remains unused.
             texts = dict(zip(COLUMNS, map(list, zip(*part, strict=True)), strict=False))
             columns = self._encoder(texts)
-            sides = (_lines(columns[name]) for name in ("input_ids", "labels"))
-            rows += zip(*sides, strict=True)
+            sides = (columns[name] for name in ("input_ids", "labels"))
+            # The ids of each line, in the memory of the column.
+            lines = (np.split(one.values.to_numpy(), one.offsets.to_numpy()[1:-1]) for one in sides)
+            rows += zip(*lines, strict=True)
             truncated += columns["is_truncated"].true_count
         return rows, truncated
 
     def _sampler(self, buffer: list[EncodedPair]) -> TokenBatchSampler:
         lengths = [(len(source), len(target)) for source, target in buffer]
         return TokenBatchSampler(lengths, **self._sampling)
-
-
-def _lines(column: pa.ListArray) -> list[npt.NDArray[np.int32]]:
-    """The ids of each line, in the memory of the column."""
-    return np.split(column.values.to_numpy(), column.offsets.to_numpy()[1:-1])

@@ -65,8 +65,7 @@ def cached_ids(
 
     Text, tokenizers, `max_length` and the versions of the libraries decide on that. A file appears
     in the cache when it is whole. Where the cache cannot be written, or `datasets` was told to keep
-    none, the ids are computed as by `tokenize_pairs`. The first process of a machine computes them
-    for all.
+    none, `tokenize_pairs` computes them. The first process of a machine does so for all.
 
     Args:
         pairs: Pairs from `load_pairs`.

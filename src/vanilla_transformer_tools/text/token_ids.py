@@ -135,8 +135,7 @@ class PairEncoder:
             Columns `input_ids`, `labels` and `is_truncated`.
 
         Raises:
-            ValueError: If `max_length` leaves no room for text, or a tag is none of the
-                tokenizer's.
+            ValueError: If `max_length` leaves no room for text, or a tag is unknown.
         """
         prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), self._tokenizers)
         shortest, max_length = 2 + len(prefixes[0]), self._max_length
@@ -168,12 +167,7 @@ def encode_pairs(
 
 @dataclass(frozen=True)
 class _Lines:
-    """Token ids of several lines, one after another.
-
-    Attributes:
-        ids: Ids of all lines.
-        lengths: Number of ids of each line.
-    """
+    """Token ids of several lines, one after another, and their number in each line."""
 
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]

@@ -17,22 +17,11 @@ def units_of_tokens(
     Raises:
         ValueError: If the units spell a different text.
     """
-    numbers = _units_of_characters(text, text if units is None else units)
-    return [
-        {number for number in numbers[start:end] if number is not None} for start, end in offsets
-    ]
-
-
-def _units_of_characters(text: str, units: str) -> list[int | None]:
-    """Number of the unit of each character of a text, None for its blanks.
-
-    Raises:
-        ValueError: If the units spell a different text.
-    """
-    words = units.split()
+    words = (text if units is None else units).split()
     if "".join(words) != "".join(text.split()):
         raise ValueError(
             f"Units must spell their line, apart from blanks: expected {text!r}, got {units!r}."
         )
     numbers = chain.from_iterable([number] * len(word) for number, word in enumerate(words))
-    return [None if character.isspace() else next(numbers) for character in text]
+    units_of = [None if character.isspace() else next(numbers) for character in text]
+    return [{one for one in units_of[start:end] if one is not None} for start, end in offsets]

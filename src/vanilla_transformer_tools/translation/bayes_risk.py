@@ -38,14 +38,11 @@ def rank_by_utility(
         (replace(hypothesis, score=utility), text)
         for (hypothesis, text), utility in zip(candidates, utilities, strict=True)
     ]
+    ranked.sort(key=lambda candidate: -candidate[0].score)
     # Samples may be equal: an n-best list begins with the different ones.
-    firsts: list[tuple[Hypothesis, str]] = []
-    repeats: list[tuple[Hypothesis, str]] = []
-    seen = set()
-    for candidate in sorted(ranked, key=lambda candidate: -candidate[0].score):
-        (repeats if candidate[1] in seen else firsts).append(candidate)
-        seen.add(candidate[1])
-    return firsts + repeats
+    texts = [text for _, text in ranked]
+    order = sorted(range(len(ranked)), key=lambda place: texts.index(texts[place]) < place)
+    return [ranked[place] for place in order]
 
 
 def expected_utilities(candidates: Sequence[str], weights: Sequence[float]) -> list[float]:

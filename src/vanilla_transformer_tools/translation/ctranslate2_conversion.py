@@ -82,8 +82,25 @@ class VanillaTransformerLoader(ModelLoader):
         Raises:
             ValueError: If the specification cannot hold the model; the message lists every reason.
         """
-        self._refuse_settings(model)
         config = model.config
+        faults = [
+            f"`{name}` must be None, got {getattr(config, name)!r}."
+            for name in ("d_k", "d_v", "talking_heads")
+            if getattr(config, name) is not None
+        ]
+        if config.activation_function not in _ACTIVATIONS:
+            faults.append(
+                f"`activation_function` must be one of {', '.join(_ACTIVATIONS)}, "
+                f"got {config.activation_function!r}."
+            )
+        _, ends = start_and_ends(model)
+        if ends == [None] or has_several_ends(ends):
+            faults.append(f"`eos_token_id` must be one id, got {ends}.")
+        if faults:
+            raise ValueError(
+                "CTranslate2 cannot hold this model; use the engine `torch` or the ONNX export:\n"
+                + "\n".join(faults)
+            )
         switches = {
             "activation": _ACTIVATIONS[config.activation_function],
             "pre_norm": config.pre_norm,
@@ -118,12 +135,9 @@ class VanillaTransformerLoader(ModelLoader):
             ValueError: If a tokenizer has ids that the model has no row for.
         """
         pair = TokenizerPair.of_model(model, tokenizer)
-        config = model.config
         return (
-            _tokens(tokens_by_id(pair.source, "source"), config.vocab_size, "vocab_size"),
-            _tokens(
-                tokens_by_id(pair.target, "target"), config.target_vocab_size, "target_vocab_size"
-            ),
+            _tokens(tokens_by_id(pair.source, "source"), model.config, "vocab_size"),
+            _tokens(tokens_by_id(pair.target, "target"), model.config, "target_vocab_size"),
         )
 
     def set_vocabulary(self, spec: TransformerSpec, tokens: tuple[list[str], list[str]]) -> None:
@@ -179,38 +193,8 @@ class VanillaTransformerLoader(ModelLoader):
         if hasattr(spec, "layernorm_embedding"):
             self.set_layer_norm(spec.layernorm_embedding, stack.embed_layer_norm)
 
-    def _refuse_settings(self, model: PreTrainedModel) -> None:
-        """Settings of the model that have no counterpart.
-
-        Raises:
-            ValueError: If there are any.
-        """
-        faults = [
-            f"`{name}` must be None, got {getattr(model.config, name)!r}."
-            for name in ("d_k", "d_v", "talking_heads")
-            if getattr(model.config, name) is not None
-        ]
-        activation = model.config.activation_function
-        if activation not in _ACTIVATIONS:
-            faults.append(
-                f"`activation_function` must be one of {', '.join(_ACTIVATIONS)}, "
-                f"got {activation!r}."
-            )
-        _, ends = start_and_ends(model)
-        if ends == [None] or has_several_ends(ends):
-            faults.append(f"`eos_token_id` must be one id, got {ends}.")
-        if faults:
-            raise ValueError(
-                "CTranslate2 cannot hold this model; use the engine `torch` or the ONNX export:\n"
-                + "\n".join(faults)
-            )
-
     def _refuse_left_out_parameters(self, spec: TransformerSpec, model: nn.Module) -> None:
-        """Rejects parameters without a place: they belong to variants that CTranslate2 lacks.
-
-        Raises:
-            ValueError: If there are any.
-        """
+        """Rejects parameters without a place: they belong to variants that CTranslate2 lacks."""
         held = {
             value.data_ptr() for value in spec.variables().values() if isinstance(value, Tensor)
         }
@@ -254,13 +238,9 @@ def convert(
     spec.save(str(folder))
 
 
-def _tokens(tokens: dict[int, str], size: int, name: str) -> list[str]:
-    """The token of each row of an embedding table.
-
-    Raises:
-        ValueError: If the tokenizer has more.
-    """
-    entries = 1 + max(tokens)
+def _tokens(tokens: dict[int, str], config: VanillaTransformerConfig, name: str) -> list[str]:
+    """The token of each row of an embedding table, whose size is in this field of the config."""
+    size, entries = getattr(config, name), 1 + max(tokens)
     if entries > size:
         raise ValueError(
             f"The tokenizer must have at most the {size} tokens of the model's `{name}`, got "

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ class CTranslate2Engine:
 
     Attributes:
         name: Name of the engine, with version and type.
-        max_positions: Longest source, in tokens, that the model expects; the position table has at
-            least twice as many positions.
+        max_positions: Longest source, in tokens, that the model expects.
 
     Args:
         folder: Folder of the exported model.
@@ -62,12 +60,15 @@ class CTranslate2Engine:
                 "The engine `ctranslate2` needs the package `ctranslate2`. "
                 "Install it: pip install -e '.[export]'"
             ) from error
-        config = _read_config(Path(folder))
+        path = Path(folder)
+        config = read_object(path / "config.json") if (path / "config.json").is_file() else {}
+        if missing := [name for name in _CONFIG_FIELDS if name not in config]:
+            raise _no_export(folder, f"`{missing[0]}` in its config.json")
         self.max_positions: int = config["max_position_embeddings"]
         self.last_position: float = config["position_table_length"]
         self.end_token: str = config["eos_token"]
-        self.source_tokens, self.target_tokens = map(
-            partial(_read_vocabulary, Path(folder)), ("source", "target")
+        self.source_tokens, self.target_tokens = (
+            _read_vocabulary(path, side) for side in ("source", "target")
         )
         self.ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
         if self.end_token not in self.ids:
@@ -144,8 +145,10 @@ class CTranslate2Engine:
     ) -> dict[int, list[Hypothesis]]:
         """All that CTranslate2 finds for the sources of these indices, best first."""
         spelled = [[self.source_tokens[token] for token in sources[index]] for index in indices]
-        opening = [search.opening(prefixes[index]) for index in indices]
-        begun = [[self.target_tokens[token] for token in tokens] for tokens in opening]
+        begun = [
+            [self.target_tokens[token] for token in search.opening(prefixes[index])]
+            for index in indices
+        ]
         length, uncounted = len(begun[0]), search.uncounted(prefixes[0])
         # Beam search ignores `</s>` directly after a prefix, and would continue.
         is_beam_after_prefix = length > 0 and search.num_beams > 1
@@ -189,13 +192,12 @@ class CTranslate2Engine:
     ) -> list[list[Hypothesis]]:
         """Adds the output that ends directly after the prefix, if the beam would have kept it.
 
-        Args:
-            found: Hypotheses that could not end there, with scores as if `</s>` were impossible.
-            sources: Their sources as tokens.
-            prefixes: Their prefixes as tokens.
-            search: How to search.
-            uncounted: Tokens that the length of an output does not count.
+        The scores of what was found are as if `</s>` were impossible there.
         """
+
+        def score(log_prob: float, length: int) -> float:
+            return log_prob / (length - uncounted) ** search.length_penalty
+
         forced = self.translator.score_batch(sources, prefixes, max_input_length=0)
         # The likeliest next tokens except `</s>`.
         rivals = self.translator.translate_batch(
@@ -213,10 +215,6 @@ class CTranslate2Engine:
         for others, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
             end = read.log_probs[-1]
             continues = math.log1p(-min(math.exp(end), 1 - 1e-9))
-
-            def score(log_prob: float, length: int) -> float:
-                return log_prob / (length - uncounted) ** search.length_penalty
-
             hypotheses = [
                 replace(other, score=other.score + score(continues, len(other.ended)))
                 for other in others
@@ -250,11 +248,7 @@ def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _read_vocabulary(folder: Path, side: str) -> list[str]:
-    """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same.
-
-    Raises:
-        ValueError: If there is no such file, or something else in it.
-    """
+    """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same."""
     file = folder / f"{side}_vocabulary.json"
     if not file.exists():
         file = folder / "shared_vocabulary.json"
@@ -267,15 +261,6 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
             f"{str(file)!r} must hold a list of tokens, got {tokens!r:.60}. Export the model."
         )
     return tokens
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    config = read_object(path) if path.is_file() else {}
-    for name in _CONFIG_FIELDS:
-        if name not in config:
-            raise _no_export(folder, f"`{name}` in its config.json")
-    return config
 
 
 def _no_export(folder: str | Path, missing: str) -> ValueError:

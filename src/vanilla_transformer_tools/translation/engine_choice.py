@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -46,7 +46,7 @@ from vanilla_transformer_tools.saved_folder import (
 )
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
 from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
+from vanilla_transformer_tools.text.tokenizer_pair import tokens_by_id
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.search import (
@@ -78,26 +78,6 @@ _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", T
 # Folders that others cannot write to: what they put there would be translated with.
 _OWN_MODE = 0o700
 _CONVERTER = Path(__file__).with_name("ctranslate2_conversion.py")
-
-
-def common_tokenizers(names: list[str], **loading: Any) -> TokenizerPair:
-    """The tokenizers that all models share.
-
-    Args:
-        names: Folders or Hub names.
-        loading: Further arguments of `AutoTokenizer`.
-
-    Raises:
-        ValueError: If they differ.
-    """
-    first, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
-    for name, pair in zip(names[1:], others, strict=True):
-        if pair.contents != first.contents:
-            raise ValueError(
-                f"The models of an ensemble must share one tokenizer, got another one in {name!r} "
-                f"than in {names[0]!r}. Train them with the same tokenizer."
-            )
-    return first
 
 
 def training_defaults(model_name_or_path: str) -> dict[str, Any]:
@@ -193,11 +173,11 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
     """
     search = settings.get("search")
     wanted = {**settings, **(asdict(search) if search else {})}
-    for name in _ONLY_TORCH:
-        if wanted.get(name):
-            yield f"CTranslate2 does not do the same with `{name}`"
+    differing = [f"`{name}`" for name in _ONLY_TORCH if wanted.get(name)]
     if (wanted.get("num_hypotheses") or 1) > 1:
-        yield "CTranslate2 does not do the same with several hypotheses"
+        differing.append("several hypotheses")
+    for one in differing:
+        yield f"CTranslate2 does not do the same with {one}"
     if len(names) > 1:
         yield "several models are an ensemble"
     if torch.accelerator.current_accelerator(check_available=True):
@@ -255,12 +235,7 @@ def _load_export(names: list[str], dtype: str) -> LoadedEngine:
 def _load_converted(
     model: str, tokenizer: PreTrainedTokenizerBase, load_torch: Callable[[], TorchEngine]
 ) -> LoadedEngine | None:
-    """Loads a model as converted for CTranslate2, which is done once; None if it does not agree.
-
-    Raises:
-        ValueError: If CTranslate2 cannot hold the model.
-        OSError: If a conversion cannot be kept.
-    """
+    """Loads a model as converted for CTranslate2, which is done once; None if it does not agree."""
     # In the Hub's cache if the model comes from there.
     folder = cast(Path, find_file(model, CONFIG_NAME)).parent
     if not any(folder.glob("model*.safetensors")):
@@ -268,16 +243,27 @@ def _load_converted(
         load_torch()
     config = GenerationConfig.from_pretrained(folder)
     conversion = Conversion(cast(Path, cache_folder()), folder)
-    load = partial(
-        CTranslate2Engine, device="cpu", compute_type="float32", patience=patience(config)
-    )
-    if conversion.agrees() is None:
-        torch_engine = load_torch()
-        conversion.make(
-            torch_engine.model,
-            tokenizer,
-            lambda new: _translate_alike(torch_engine, load(new), tokenizer),
+
+    def load(converted: Path) -> CTranslate2Engine:
+        return CTranslate2Engine(
+            converted, device="cpu", compute_type="float32", patience=patience(config)
         )
+
+    def is_alike(converted: Path) -> bool:
+        """Whether both engines translate a sample of random tokens alike."""
+        engine = load_torch()
+        longest = int(min(_SAMPLE_TOKENS, engine.last_position - 1))
+        sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
+        limits = [len(source) + _SAMPLE_TOKENS for source in sources]
+        found = (
+            one.translate_batch(sources, [[] for _ in sources], limits, Search())
+            for one in (engine, load(converted))
+        )
+        ours, theirs = ([(best.tokens, best.end) for (best,) in outputs] for outputs in found)
+        return ours == theirs
+
+    if conversion.agrees() is None:
+        conversion.make(load_torch().model, tokenizer, is_alike)
     else:
         check_files(model)
     mark_used(conversion.folder)
@@ -286,20 +272,6 @@ def _load_converted(
     engine = load(conversion.folder)
     choice = f"{engine.name} translates: on this CPU it is faster for this model."
     return LoadedEngine(engine, config, choice)
-
-
-def _translate_alike(
-    engine: TorchEngine, other: CTranslate2Engine, tokenizer: PreTrainedTokenizerBase
-) -> bool:
-    """Whether two engines translate a sample of random tokens alike."""
-    longest = int(min(_SAMPLE_TOKENS, engine.last_position - 1))
-    sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
-    limits = [len(source) + _SAMPLE_TOKENS for source in sources]
-    outputs = []
-    for one in (engine, other):
-        found = one.translate_batch(sources, [[] for _ in sources], limits, Search())
-        outputs.append([(best.tokens, best.reached_limit) for (best,) in found])
-    return outputs[0] == outputs[1]
 
 
 def random_sources(tokenizer: PreTrainedTokenizerBase, lines: int, longest: int) -> list[list[int]]:
@@ -411,9 +383,7 @@ def _is_own(folder: Path) -> bool:
 
 def _key(source: Path) -> str:
     """Digest of the files that a conversion depends on, and of the converters' versions."""
-    files = describe_model_files(source, _DIGEST)
-    files |= describe_files(
-        source, (name for name in _SETTINGS if (source / name).exists()), _DIGEST
-    )
+    settings = [name for name in _SETTINGS if (source / name).exists()]
+    files = describe_model_files(source, _DIGEST) | describe_files(source, settings, _DIGEST)
     about = [files, version("ctranslate2"), checksum(_CONVERTER)]
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]

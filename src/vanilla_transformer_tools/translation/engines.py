@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Protocol
 
 import torch
@@ -35,7 +34,6 @@ from vanilla_transformer.fast_search_vanilla_transformer import (
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer_tools.saved_folder import complete_ids
 from vanilla_transformer_tools.text.batches import padded
-from vanilla_transformer_tools.translation.ensemble import MeanDecoding, mean_log_probs
 from vanilla_transformer_tools.translation.search import (
     FIELDS_OF_A_SEARCH,
     Search,
@@ -114,8 +112,7 @@ class Engine(Protocol):
 
         Args:
             sources: Ids with `</s>`.
-            prefixes: Ids that each output begins with, after the first token of `search`; all of
-                one length.
+            prefixes: Ids of one length that outputs begin with, after `search`'s first token.
             limits: Longest output of each source in tokens, its prefix counted.
             search: How to search.
 
@@ -138,6 +135,39 @@ def refuse_longer(rows: list[list[int]], last_position: float, owner: str, cure:
         )
 
 
+class MeanDecoding:
+    """Decodes with several models as one, by the mean of their probabilities.
+
+    Shapes: B sentences · P prompt · N hypotheses of a sentence · V vocabulary.
+
+    Args:
+        decodings: One of each model, all of the same sources.
+    """
+
+    def __init__(self, decodings: list[IncrementalDecoder]) -> None:
+        self.decodings = decodings
+
+    def first_logits(self, prompt: Tensor) -> Tensor:
+        """Log-probabilities of the token after each prompt, `[B, P]` -> `[B, V]`."""
+        return mean_log_probs([decoding.first_logits(prompt) for decoding in self.decodings])
+
+    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Log-probabilities of the token after each hypothesis, `[B, N]` -> `[B, N, V]`."""
+        logits = [decoding.next_logits(tokens, parents) for decoding in self.decodings]
+        return mean_log_probs(logits)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all sentences except those at `rows`."""
+        for decoding in self.decodings:
+            decoding.keep(rows)
+
+
+def mean_log_probs(logits: list[Tensor]) -> Tensor:
+    """Log of the mean of several models' probabilities, from the logits of each."""
+    log_probs = torch.stack([part.log_softmax(-1, dtype=torch.float32) for part in logits])
+    return log_probs.logsumexp(0) - math.log(len(logits))
+
+
 class TorchEngine:
     """Searches with the plugin's own search, and with `generate` for models of other classes.
 
@@ -152,8 +182,7 @@ class TorchEngine:
             `suppress_tokens` and `early_stopping` only.
 
     Raises:
-        ValueError: If the vocabularies differ in size, or if several models are not all vanilla
-            Transformers.
+        ValueError: If vocabularies differ in size, or several are not all vanilla Transformers.
     """
 
     name = "torch"
@@ -168,13 +197,13 @@ class TorchEngine:
                 "The models of an ensemble must have the same vocabularies, got sizes of source "
                 f"and target {sizes}. Train them with the same tokenizer."
             )
-        foreign = {type(model).__name__ for model in models if not _is_vanilla(model)}
-        if len(models) > 1 and foreign:
-            raise ValueError(
-                "The models of an ensemble must be vanilla Transformers, got "
-                f"{', '.join(sorted(foreign))}. Bring them in first: vanilla-transformer import."
-            )
         if len(models) > 1:
+            if foreign := {type(model).__name__ for model in models if not _is_vanilla(model)}:
+                raise ValueError(
+                    "The models of an ensemble must be vanilla Transformers, got "
+                    f"{', '.join(sorted(foreign))}. Bring them in first: vanilla-transformer "
+                    "import."
+                )
             refuse_torch_only(models[0].generation_config, "An ensemble", "give one model")
         _, self.vocab_size = sizes[0]
         self.models = [model.eval() for model in models]
@@ -214,11 +243,12 @@ class TorchEngine:
         hypotheses = [
             self._hypothesis(output, limits[index // count]) for index, output in enumerate(outputs)
         ]
-        if search.scores or (search.do_sample and count > 1):
+        is_ranked = search.do_sample and count > 1
+        if search.scores or is_ranked:
             hypotheses = self._scored(sources, hypotheses, prefixes[0], search)
-        grouped = iter(hypotheses)
-        results = [list(islice(grouped, count)) for _ in sources]
-        if search.do_sample and count > 1:
+        starts = range(0, len(hypotheses), count)
+        results = [hypotheses[start : start + count] for start in starts]
+        if is_ranked:
             results = [sorted(group, key=lambda one: -one.score) for group in results]
         return results
 
@@ -287,13 +317,9 @@ class TorchEngine:
         decoding = decodings[0] if len(decodings) == 1 else MeanDecoding(decodings)
         arguments = (decoding, prompt, beyond, self.end_ids, constraints)
         if search.num_beams == 1:
-            processors = _sampling(search, sources)
-
-            def draw(scores: Tensor) -> Tensor:
-                return processors(prompt, scores).argmax(-1)
-
-            outputs = greedy_search(*arguments, draw if search.do_sample else None)
-            found = [[tokens] for tokens in outputs]
+            noisy = _sampling(search, sources)
+            draw = (lambda scores: noisy(prompt, scores).argmax(-1)) if search.do_sample else None
+            found = [[tokens] for tokens in greedy_search(*arguments, draw)]
         else:
             settings = (search.num_beams, search.length_penalty, config.early_stopping or False)
             allowed = self.vocab_size - len(constraints.banned)
@@ -338,16 +364,14 @@ class TorchEngine:
         Alignments come from the heads that `alignment_heads` of the generation config names, as
         guided training does; else from the mean of the heads of the decoder's last layer but one,
         or of its only one. In trained models that layer follows the words best (Garg et al. 2019,
-        arXiv 1909.02074); the last one rather predicts the next token. No token is aligned to the
-        end of the source.
+        arXiv 1909.02074); the last one predicts the next token. None is aligned to `</s>`.
 
         Args:
             sources: Ids with `</s>`.
             targets: Ids of outputs, with `</s>` if they ended; the same number for each source,
                 the outputs of the first source first.
             align: Whether alignments are wanted; otherwise they are empty.
-            end_length: Number of tokens at the end of each source that are no text: `</s>` and, in
-                mBART, the code of the language.
+            end_length: Tokens at the end of each source that are no text, as `end_length` counts.
 
         Raises:
             ValueError: If a row is longer than the positions of the model.
@@ -382,11 +406,11 @@ class TorchEngine:
             chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
             alignment: list[list[int]] = [[]] * len(part)
             if align:
-                weights = [
-                    _aligned(model, output.cross_attentions)
-                    for model, output in zip(self.models, outputs, strict=True)
-                ]
-                alignment = _alignment(weights, mask, end_length)
+                attentions = [output.cross_attentions for output in outputs]
+                weights = torch.stack([*map(_aligned, self.models, attentions)]).mean(0)
+                ends = mask.sum(-1) - end_length
+                is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
+                alignment = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
             for target, scores, positions in zip(part, chosen, alignment, strict=True):
                 yield ForcedPass(scores[: len(target)], positions[: len(target)])
 
@@ -405,14 +429,13 @@ class TorchEngine:
         prefix: list[int],
         search: Search,
     ) -> list[Hypothesis]:
-        scored = []
-        forced = len(search.opening(prefix))
-        targets = [hypothesis.ended for hypothesis in hypotheses]
-        for hypothesis, read in zip(hypotheses, self.force(sources, targets), strict=True):
-            length = len(read.log_probs) - search.uncounted(prefix)
-            score = sum(read.log_probs[forced:]) / length**search.length_penalty
-            scored.append(replace(hypothesis, score=score))
-        return scored
+        forced, uncounted = len(search.opening(prefix)), search.uncounted(prefix)
+        passes = self.force(sources, [hypothesis.ended for hypothesis in hypotheses])
+        scores = (
+            sum(one.log_probs[forced:]) / (len(one.log_probs) - uncounted) ** search.length_penalty
+            for one in passes
+        )
+        return [replace(one, score=score) for one, score in zip(hypotheses, scores, strict=True)]
 
     def _hypothesis(self, output: list[int], limit: int) -> Hypothesis:
         # Beam search may pad rows with `</s>`; one beyond the limit does not end the output.
@@ -433,15 +456,14 @@ class TorchEngine:
 @contextmanager
 def attention_weights(models: Sequence[PreTrainedModel]) -> Iterator[None]:
     """Makes models return their attention weights: other classes only do so with `eager`."""
-    others = [
-        (model, model.config._attn_implementation) for model in models if not _is_vanilla(model)
-    ]
+    others = [model for model in models if not _is_vanilla(model)]
+    before = [model.config._attn_implementation for model in others]
     try:
-        for model, _ in others:
+        for model in others:
             model.set_attn_implementation("eager")
         yield
     finally:
-        for model, implementation in others:
+        for model, implementation in zip(others, before, strict=True):
             model.set_attn_implementation(implementation)
 
 
@@ -459,65 +481,35 @@ def _aligned(model: PreTrainedModel, cross_attentions: tuple[Tensor, ...]) -> Te
     return torch.stack([layers[layer][:, head] for layer, head in named]).float().mean(0)
 
 
-def _alignment(
-    attentions: list[Tensor], attention_mask: Tensor, end_length: int
-) -> list[list[int]]:
-    """For each target position the source position with most weight; see `TorchEngine.force`.
-
-    Args:
-        attentions: Weights of each model, `[rows, T, S]`.
-        attention_mask: 1 = real source token, `[rows, S]`.
-        end_length: Number of tokens at the end of each source that are no text.
-    """
-    weights = torch.stack(attentions).mean(0)
-    ends = attention_mask.sum(-1) - end_length
-    is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
-    positions: list[list[int]] = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
-    return positions
-
-
 def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
-    """Processors that turn greedy search into sampling; none without `do_sample`."""
-    processors = LogitsProcessorList()
-    if search.do_sample:
-        if search.temperature != 1.0:
-            processors.append(TemperatureLogitsWarper(search.temperature))
-        if search.top_k:
-            processors.append(TopKLogitsWarper(search.top_k))
-        if search.top_p < 1.0:
-            processors.append(TopPLogitsWarper(search.top_p))
-        ranks = [index % search.num_hypotheses for index in range(len(sources))]
-        seeds = [
-            _seed(search.seed, rank, source) for rank, source in zip(ranks, sources, strict=True)
-        ]
-        processors.append(GumbelNoise(seeds))
-    return processors
+    """Processors that turn greedy search into sampling; none without `do_sample`.
 
-
-def _seed(seed: int, rank: int, source: list[int]) -> int:
-    digest = hashlib.blake2b(repr((seed, rank, source)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
-class GumbelNoise(LogitsProcessor):
-    """Adds noise to logits, so that the largest one is a random draw from the softmax.
-
-    This is the Gumbel-max trick (Gumbel 1954). Each row has its own generator, so that a sample
-    does not depend on the other sentences of its batch.
-
-    Args:
-        seeds: One for each row.
+    By the Gumbel-max trick (Gumbel 1954), the largest logit with noise is a random draw from the
+    softmax. Each row has its own noise, whatever the other sentences of its batch.
     """
+    processors = LogitsProcessorList()
+    if not search.do_sample:
+        return processors
+    if search.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(search.temperature))
+    if search.top_k:
+        processors.append(TopKLogitsWarper(search.top_k))
+    if search.top_p < 1.0:
+        processors.append(TopPLogitsWarper(search.top_p))
+    generators = []
+    for index, source in enumerate(sources):
+        kind = search.seed, index % search.num_hypotheses, source
+        digest = hashlib.blake2b(repr(kind).encode(), digest_size=8).digest()
+        generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "big")))
 
-    def __init__(self, seeds: list[int]) -> None:
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Logits with noise, `[B, V]`."""
+    def with_noise(_: Tensor, scores: Tensor) -> Tensor:
         noise = torch.empty(scores.shape, dtype=torch.float32)
-        for row, generator in zip(noise, self.generators, strict=True):
+        for row, generator in zip(noise, generators, strict=True):
             row.exponential_(generator=generator)
         return scores - noise.log().to(scores)
+
+    processors.append(with_noise)
+    return processors
 
 
 def _is_vanilla(model: PreTrainedModel) -> bool:

@@ -1,9 +1,13 @@
-"""Lines with marks, which follow their words, and items that stay as they are."""
+# ruff: noqa: RUF001
+"""Lines with marks, which follow their words, and items such as addresses that stay."""
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count, takewhile
+
+import regex
 
 from vanilla_transformer_tools.text.blanks import blank_ends, without_blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -11,17 +15,12 @@ from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.placing import (
     CharacterLink,
     MarkedPiece,
+    Placing,
     Span,
     is_around,
-    restored,
     unmark,
 )
-from vanilla_transformer_tools.translation.protected import find_items, symbols_for
-from vanilla_transformer_tools.translation.read_pairs import (
-    encode_source,
-    encode_target,
-    read_pairs,
-)
+from vanilla_transformer_tools.translation.read_pairs import encode_pair, read_pairs
 from vanilla_transformer_tools.translation.results import Piece, Translation, with_alternatives
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
@@ -102,13 +101,8 @@ def _part_of(span: Span, start: int, end: int, is_last: bool) -> Span | None:
         is_inside = start <= span.start < end or (is_last and span.start == end)
     else:
         is_inside = span.start < end and start < span.end
-    if not is_inside:
-        return None
-    return replace(
-        span,
-        start=max(span.start, start) - start,
-        end=min(span.end, end) - start,
-    )
+    part = replace(span, start=max(span.start, start) - start, end=min(span.end, end) - start)
+    return part if is_inside else None
 
 
 def place_marks(
@@ -136,9 +130,9 @@ def place_marks(
             continue
         ranked, missing = [], []
         for one in best.ranked:
-            text, lacking = restored(piece, one.text, links.get((piece.text, one.text), []))
-            ranked.append(replace(one, text=text))
-            missing.append(lacking)
+            placing = Placing(piece, one.text, links.get((piece.text, one.text), []))
+            ranked.append(replace(one, text=placing.text))
+            missing.append(placing.missing)
         yield with_alternatives(ranked), missing[0]
 
 
@@ -164,7 +158,7 @@ def character_links(
     for number in sorted(range(len(pairs)), key=lambda number: len(pairs[number][1])):
         source, target = map(without_blank_ends, pairs[number])
         if source and target:
-            read, written = encode_source(tokenizers, source), encode_target(tokenizers, target)
+            read, written = encode_pair(tokenizers, source, target)
             longest = max(prefix + len(read["input_ids"]), len(written["input_ids"]))
             if longest <= engine.last_position:
                 encoded[number] = read, written
@@ -184,3 +178,64 @@ def _in_text(text: str, start: int, end: int) -> tuple[int, int]:
     before = len(blank_ends(text)[0])
     token = text[before + start : before + end]
     return before + end - len(token.lstrip()), before + start + len(token.rstrip())
+
+
+_PATTERNS = {
+    "urls": r"""(?:(?:https?|ftp)://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}»”]""",
+    "emails": r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
+    # printf, Python, ICU, templates; and a symbol that the text spells itself.
+    "placeholders": r"%(?:\d+\$|\(\w+\))?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[Lzjt])?[diouxXeEfFgGcs@]"
+    r"(?!\w)|%%|%\w+%|\{\{[^{}]{0,100}\}\}|\$?\{[^{}]{0,100}\}|<ph\d*>",
+    "emoji": r"\p{RI}{2}|[0-9#*]\uFE0F?\u20E3"
+    r"|\p{ExtPict}[\p{EMod}\uFE0F]?(?:\u200D\p{ExtPict}[\p{EMod}\uFE0F]?)*",
+    "numbers": r"(?<!\w)[-+−]?\d+(?:[.,:\u202f'’]\d+)*(?!\w)",
+}
+# Of a model that was trained with symbols.
+_USUAL = ("placeholders", "urls", "emails", "emoji")
+
+
+def kinds_of(protect: str | None, symbols: Sequence[str]) -> tuple[str, ...]:
+    """The kinds that `protect` names; None: the usual ones, if there are symbols for them.
+
+    Raises:
+        ValueError: If there is no such kind.
+    """
+    if protect is None:
+        return _USUAL if symbols else ()
+    kinds = tuple(protect.split(",")) if protect != "none" else ()
+    if unknown := [kind for kind in kinds if kind not in _PATTERNS]:
+        raise ValueError(
+            f"`protect` must be none, or some of {','.join(_PATTERNS)}, separated by commas, got "
+            f"{unknown[0]!r:.60}."
+        )
+    return kinds
+
+
+def find_items(text: str, kinds: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Beginning and end of each item of these kinds in a text, in order."""
+    if kinds:
+        # An address comes before the placeholders and numbers in it.
+        pattern = "|".join(one for kind, one in _PATTERNS.items() if kind in kinds)
+        for found in regex.finditer(pattern, text):
+            yield found.span()
+
+
+def symbols_of(tokenizers: TokenizerPair) -> list[str]:
+    """Symbols that stand for items: `<ph1>`, `<ph2>` and so on, or `<ph>`, if a model has them."""
+
+    def is_known(symbol: str) -> bool:
+        return all(
+            side.convert_tokens_to_ids(symbol) not in (None, side.unk_token_id)
+            for side in (tokenizers.source, tokenizers.target)
+        )
+
+    numbered = list(takewhile(is_known, (f"<ph{number}>" for number in count(1))))
+    return numbered or list(filter(is_known, ["<ph>"]))
+
+
+def symbols_for(items: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
+    """The symbol of each different item, by order; the last ones have none if symbols run out."""
+    different = list(dict.fromkeys(items))
+    if list(symbols) == ["<ph>"]:
+        return dict.fromkeys(different, "<ph>")
+    return dict(zip(different, symbols, strict=False))

@@ -1,10 +1,9 @@
 # ruff: noqa: SIM905
 """Fragments of HTML: their text is translated, and tags follow their words.
 
-Text between two tags of blocks is one line for the model, with marks for the inline
-tags, see `marks.py`. Comments, scripts, styles and elements with `translate="no"` stay as they are,
-and so does each tag that is kept. Each element is closed, and an end tag without a start is
-dropped.
+Text between two tags of blocks is one line for the model, with marks for the inline tags, see
+`marks.py`. Comments, scripts, styles and elements with `translate="no"` stay as they are, as all
+tags do. Each element is closed, and an end tag without a start is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape, unescape
-from html.parser import HTMLParser
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.translation.placing import MARK, MOST_MARKS, mark
@@ -44,28 +42,31 @@ _ENDED_BY = {
     },
 }
 _DEEPEST = 100
+_OPENING = re.compile("<(?=[a-zA-Z!?/])")
+# A comment, a declaration and the like, an end tag, or a start tag; an attribute may hold `>`.
+_TAG = re.compile(
+    r"<!--(?s:.*?)--!?>|<!\[CDATA\[(?s:.*?)\]\]>|</(?P<end>[a-zA-Z][^\s/>]*)[^>]*>"
+    r"|<(?!!--|!\[CDATA\[)[!?/][^>]*>"
+    r"""|<(?P<start>[a-zA-Z][^\s/>]*)(?P<attributes>(?:=\s*+(?:"[^"]*"|'[^']*')"""
+    r"""|=(?!\s*["'])|[^>=])*+)>"""
+)
+_ATTRIBUTE = re.compile(r"""([^\s"'/=]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"']+)""")
 _SPACE = re.compile(r"[ \t\n\r\f]+")
 _LETTER = re.compile(r"[^\W\d_]|\d")
 
 
 @dataclass
-class Element:
-    """A tag with its content, text, or a part that stays as it is.
+class _Element:
+    """A tag with its content, text that is shown, or a part that stays as it is written.
 
-    Attributes:
-        name: In lower case; empty for text, a comment and the like.
-        start: The tag, or the part that stays as it is.
-        end: The end tag.
-        text: Text that is shown.
-        inner: Its content.
-        is_translated: False: it stays as it is.
+    The name is in lower case, and empty for text, comments and the like.
     """
 
     name: str = ""
     start: str = ""
     end: str = ""
     text: str = ""
-    inner: list[Element] = field(default_factory=list)
+    inner: list[_Element] = field(default_factory=list)
     is_translated: bool = True
 
     @property
@@ -85,99 +86,54 @@ class Element:
         return f"{self.start}{''.join(map(str, self.inner))}{self.end}"
 
 
-class _Parser(HTMLParser):
-    """Makes elements of a fragment, none of which is left open.
+def _parse(fragment: str) -> tuple[_Element, str]:
+    """An element with all that is in a fragment, and the rest from a tag without an end."""
+    whole = _Element("html")
+    # The elements that are open.
+    path = [whole]
+    place = 0
+    while place < len(fragment):
+        is_text = path[-1].name not in _NOT_TRANSLATED
+        opening = _OPENING if is_text else re.compile(rf"(?i)</(?={path[-1].name}[\s/>])")
+        found = opening.search(fragment, place)
+        end = found.start() if found else len(fragment)
+        if raw := fragment[place:end]:
+            path[-1].inner.append(_Element(start=raw, text=unescape(raw) if is_text else raw))
+        tag = found and _TAG.match(fragment, end)
+        if not tag:
+            return whole, fragment[end:]
+        place = tag.end()
+        if tag["start"]:
+            _open(path, tag)
+        elif not tag["end"]:
+            path[-1].inner.append(_Element(start=tag[0], is_translated=False))
+        elif (name := tag["end"].lower()) in (element.name for element in path[1:]):
+            while path[-1].name != name:
+                path.pop()
+            path.pop().end = tag[0]
+    return whole, ""
 
-    Args:
-        fragment: Of HTML.
-    """
 
-    def __init__(self, fragment: str) -> None:
-        super().__init__()
-        self._fragment = fragment
-        self._line_starts = [0, *(found.end() for found in re.finditer("\n", fragment))]
-        # Where the last thing that was found begins, and what is to have it as it is written.
-        self._written: tuple[int, Element, str] | None = None
-        self.whole = Element("html")
-        self._open = [self.whole]
-
-    def read(self) -> tuple[Element, str]:
-        """An element with all that is in the fragment, and a tag or comment without an end."""
-        self.feed(self._fragment)
-        # What is not complete.
-        rest, self.rawdata = self.rawdata, ""
-        if rest and not (self.cdata_elem or re.match("<[a-zA-Z/!?]", rest)):
-            self._add(Element(text=unescape(rest)))
-            rest = ""
-        self._keep_written(len(self._fragment) - len(rest))
-        if self.cdata_elem:
-            self._open[-1].inner.append(Element(start=rest))
-            rest = ""
-        while len(self._open) > 1:
-            self._close()
-        return self.whole, rest
-
-    def _keep_written(self, end: int) -> None:
-        if self._written:
-            start, element, name = self._written
-            setattr(element, name, self._fragment[start:end])
-            self._written = None
-
-    def _begin(self, element: Element | None = None, name: str = "start") -> None:
-        """Notes that something begins, which ends the part before it."""
-        line, column = self.getpos()
-        place = self._line_starts[line - 1] + column
-        self._keep_written(place)
-        if element:
-            self._written = place, element, name
-
-    def _add(self, element: Element) -> None:
-        self._begin(element)
-        self._open[-1].inner.append(element)
-
-    def _close(self) -> None:
-        element = self._open.pop()
-        tag = re.match(r"<([^\s/>]+)", element.start)
-        element.end = f"</{tag[1] if tag else element.name}>"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Opens an element, unless it cannot have anything in it."""
-        start = self.get_starttag_text() or ""
-        while self._open[-1].name in _ENDED_BY.get(tag, ()):
-            self._begin()
-            self._close()
-        is_kept = (dict(attrs).get("translate") or "").lower() == "no"
-        element = Element(tag, start, is_translated=not (is_kept or tag in _NOT_TRANSLATED))
-        self._begin()
-        self._open[-1].inner.append(element)
-        if tag in _VOID or start.endswith("/>"):
-            return
-        if len(self._open) > _DEEPEST:
-            raise ValueError(f"Elements of HTML must be at most {_DEEPEST} deep, got {start:.60}.")
-        self._open.append(element)
-
-    def handle_endtag(self, tag: str) -> None:
-        """Closes an element, and those in it; a tag without one is dropped."""
-        self._begin()
-        if tag in (element.name for element in self._open[1:]):
-            while self._open[-1].name != tag:
-                self._close()
-            self._begin(self._open.pop(), "end")
-
-    def handle_data(self, data: str) -> None:
-        """Adds text, whose entities are decoded."""
-        self._add(Element(text=data))
-
-    def handle_comment(self, data: str) -> None:
-        """Adds what stays as it is."""
-        self._add(Element(is_translated=False))
-
-    # Their arguments have other names.
-    handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
+def _open(path: list[_Element], tag: re.Match[str]) -> None:
+    """Adds the element of a start tag, and opens it unless it cannot have anything in it."""
+    name = tag["start"].lower()
+    while path[-1].name in _ENDED_BY.get(name, ()):
+        path.pop()
+    values = {one.lower(): value for one, value in _ATTRIBUTE.findall(tag["attributes"])}
+    is_kept = values.get("translate", "").strip("\"'").lower() == "no"
+    element = _Element(name, tag[0], is_translated=not (is_kept or name in _NOT_TRANSLATED))
+    path[-1].inner.append(element)
+    if name in _VOID or tag[0].endswith("/>"):
+        return
+    if len(path) > _DEEPEST:
+        raise ValueError(f"Elements of HTML must be at most {_DEEPEST} deep, got {tag[0]:.60}.")
+    # Unless there is an end tag.
+    element.end = f"</{tag['start']}>"
+    path.append(element)
 
 
 # Parts of a fragment that stay as they are, and inline elements by mark for each line.
-_Frame = list[str | list[Element]]
+_Frame = list[str | list[_Element]]
 
 
 def split_html(fragment: str) -> tuple[list[str], Callable[[list[str]], str]]:
@@ -188,20 +144,20 @@ def split_html(fragment: str) -> tuple[list[str], Callable[[list[str]], str]]:
     """
     lines: list[str] = []
     frame: _Frame = []
-    whole, rest = _Parser(fragment).read()
+    whole, rest = _parse(fragment)
     _split(whole, lines, frame, is_raw=False)
     frame.append(rest)
     return lines, partial(_join, frame)
 
 
-def _split(element: Element, lines: list[str], frame: _Frame, *, is_raw: bool) -> None:
+def _split(element: _Element, lines: list[str], frame: _Frame, *, is_raw: bool) -> None:
     """Adds the lines of a block, and the parts between them."""
-    run: list[Element] = []
+    run: list[_Element] = []
     is_raw = is_raw or element.name == "pre"
 
     def end_line() -> None:
         if any(map(_has_words, run)):
-            marks: list[Element] = []
+            marks: list[_Element] = []
             line = "".join(_marked(one, marks) for one in run)
             lines.append(line if is_raw else _SPACE.sub(" ", line))
             frame.append(marks)
@@ -224,26 +180,26 @@ def _split(element: Element, lines: list[str], frame: _Frame, *, is_raw: bool) -
                 if place:
                     end_line()
                     frame.append("\n")
-                run.append(Element(start=_escaped(text), text=text))
+                run.append(_Element(start=_escaped(text), text=text))
         else:
             end_line()
             frame.append(str(one))
     end_line()
 
 
-def _has_words(element: Element) -> bool:
+def _has_words(element: _Element) -> bool:
     if not element.is_translated:
         return False
     return bool(_LETTER.search(element.text)) or any(map(_has_words, element.inner))
 
 
-def _marked(element: Element, marks: list[Element]) -> str:
+def _marked(element: _Element, marks: list[_Element]) -> str:
     """Text of an inline element, with marks for its tags; adds these elements to `marks`."""
     if not element.name and element.is_translated:
         # What text has of such characters is marked itself.
         parts = re.split(f"({MARK.pattern})", element.text)
         parts[1::2] = [
-            _marked(Element(start=sign, is_translated=False), marks) for sign in parts[1::2]
+            _marked(_Element(start=sign, is_translated=False), marks) for sign in parts[1::2]
         ]
         return "".join(parts)
     number = len(marks)
@@ -264,7 +220,7 @@ def _join(frame: _Frame, lines: list[str]) -> str:
     return "".join(part if isinstance(part, str) else _unmarked(next(rest), part) for part in frame)
 
 
-def _unmarked(line: str, marks: list[Element]) -> str:
+def _unmarked(line: str, marks: list[_Element]) -> str:
     """A line with tags in place of its marks."""
     parts, last, kept = [], 0, False
     for found in MARK.finditer(line):

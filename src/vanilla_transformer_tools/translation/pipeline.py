@@ -57,7 +57,7 @@ class TranslationPipeline(Pipeline):
         return translator.translate(input_tensors)
 
     def postprocess(self, model_outputs: Iterator[Translation], **_: Any) -> list[dict[str, str]]:
-        """The texts in the form of Transformers' former translation pipeline."""
+        """The texts as Transformers' former translation pipeline gave them."""
         return [{"translation_text": translation.text} for translation in model_outputs]
 
 

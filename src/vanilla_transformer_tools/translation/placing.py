@@ -2,12 +2,11 @@
 """Marks in a line, and their places in its translation.
 
 A mark is a private-use character: an opening one and its closing one enclose what they mark, as
-tags do, and two without text between them mark a place. Marks of a second kind enclose text that
-stays as it is.
+tags do. Two without text between them mark a place, those of a second kind text that stays.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from vanilla_transformer_tools.text.blanks import UNBLANKED, blank_ends, without_blank_ends
@@ -56,42 +55,40 @@ class Span:
 
 def unmark(line: str) -> tuple[str, list[Span]]:
     """The text of a line, and the marked parts in it."""
-    parts: list[str] = []
-    spans: list[Span] = []
-    open_spans: list[tuple[Span, int]] = []
-    length = last = 0
-    for found in MARK.finditer(line):
-        parts.append(line[last : found.start()])
-        length += len(parts[-1])
-        last = found.end()
+    marks = list(MARK.finditer(line))
+    # The number of the closing mark of each opening one; others are text of the line.
+    closing: dict[int, int] = {}
+    waiting: list[int] = []
+    for number, found in enumerate(marks):
         if ord(found[0]) % 2 == 0:
-            span = Span(length, -1, len(open_spans), found[0], chr(ord(found[0]) + 1))
-            open_spans.append((span, found.start()))
-            spans.append(span)
-        elif open_spans and open_spans[-1][0].closing == found[0]:
-            span, begin = open_spans.pop()
-            span.end = length
-            if span.start == length:
-                # The marks of a place stay together.
-                del spans[spans.index(span) + 1 :]
-                span.opening = line[begin : found.start()]
+            waiting.append(number)
+        elif waiting and ord(marks[waiting[-1]][0]) + 1 == ord(found[0]):
+            closing[waiting.pop()] = number
+    spans: list[Span] = []
+    open_spans: dict[int, Span] = {}
+    text, last, within = "", 0, -1
+    for number, found in enumerate(marks):
+        if number <= within:
+            continue
+        text += line[last : found.start()]
+        last, depth = found.end(), len(open_spans)
+        if number in open_spans:
+            span = open_spans.pop(number)
+            span.end = len(text)
+            if ord(span.opening) >= _KEPT:
+                span.kept = text[span.start :]
+        elif number not in closing:
+            spans.append(Span(len(text), len(text), depth, found[0]))
         else:
-            # It is text of the line.
-            spans.append(Span(length, length, len(open_spans), found[0]))
-    parts.append(line[last:])
-    text = "".join(parts)
-    unclosed = {id(span) for span, _ in open_spans}
-    around = 0
-    for span in spans:
-        span.depth -= around
-        if id(span) in unclosed:
-            # It is text of the line, too.
-            span.end, span.closing = span.start, ""
-            around += 1
-    for span in spans:
-        if ord((span.opening or span.closing)[0]) >= _KEPT and span.start < span.end:
-            span.kept = text[span.start : span.end]
-    return text, spans
+            end = marks[closing[number]]
+            spans.append(Span(len(text), len(text), depth, found[0], end[0]))
+            if MARK.sub("", line[last : end.start()]):
+                open_spans[closing[number]] = spans[-1]
+            else:
+                # The marks of a place stay together.
+                spans[-1].opening = line[found.start() : end.start()]
+                last, within = end.end(), closing[number]
+    return text + line[last:], spans
 
 
 def remark(text: str, spans: Sequence[Span]) -> str:
@@ -120,25 +117,6 @@ def is_around(span: Span, text: str, start: int = 0, end: int | None = None) -> 
     return span.start < span.end and not without_blank_ends(others)
 
 
-def restored(
-    piece: MarkedPiece, translation: str, links: Sequence[CharacterLink]
-) -> tuple[str, int]:
-    """A translation with the marks and items of its source.
-
-    Args:
-        piece: The source.
-        translation: Of its text.
-        links: Between the characters of the two.
-
-    Returns:
-        The translation, and the number of items that it lacked, which are appended.
-    """
-    placing = _Placing(piece, translation, links)
-    placing.place_items()
-    placing.place_spans()
-    return _written(translation, piece.spans), placing.missing
-
-
 @dataclass(frozen=True)
 class _Unit:
     """A word of the translation, or an item in it, and the places in the source it is linked to."""
@@ -154,8 +132,18 @@ class _Unit:
         return 2 * inside > sum(size for _, size in self.sources)
 
 
-class _Placing:
-    """Finds the windows of the spans of one piece."""
+class Placing:
+    """A translation with the marks and items of its source.
+
+    Attributes:
+        text: It, with them.
+        missing: Number of items that it lacked, which are appended.
+
+    Args:
+        piece: The source.
+        translation: Of its text.
+        links: Between the characters of the two.
+    """
 
     def __init__(
         self, piece: MarkedPiece, translation: str, links: Sequence[CharacterLink]
@@ -167,34 +155,20 @@ class _Placing:
         self.items = [span for span in piece.spans if span.kept is not None]
         self.spans = [span for span in piece.spans if span.kept is None]
         self.words = [self._linked(*found.span()) for found in _UNIT.finditer(translation)]
-        self.units: list[_Unit] = []
-        self.missing = 0
-
-    def place_items(self) -> None:
-        """An item is where it has been copied, or its symbol; else where its words are."""
+        # An item is where it has been copied, or its symbol; else where its words are.
         taken: list[tuple[int, int]] = []
 
         def is_free(window: tuple[int, int]) -> bool:
             return all(window[1] <= start or end <= window[0] for start, end in taken)
 
-        lost = []
-        for item in self.items:
-            text = self.source[item.start : item.end]
-            copies = (found.span() for found in re.finditer(_alone(text), self.target))
-            window = next((window for window in copies if is_free(window)), None)
-            if window is None:
-                lost.append(item)
-            else:
-                item.window = window
-                taken.append(window)
-        for item in lost:
-            window = self._words_of(item)
-            if window is None or not is_free(window):
-                window = self.end, self.end
-                self.missing += 1
-            else:
-                taken.append(window)
-            item.window = window
+        waiting = self.items
+        for places_of in (self._copies_of, self._words_of):
+            for item in waiting:
+                item.window = next(filter(is_free, places_of(item)), (self.end, self.end))
+                if item.window[0] < item.window[1]:
+                    taken.append(item.window)
+            waiting = [item for item in waiting if item.window[0] == item.window[1]]
+        self.missing = len(waiting)
         items = [
             _Unit(*item.window, (((item.start + item.end) / 2, 1),))
             for item in self.items
@@ -202,9 +176,19 @@ class _Placing:
         ]
         words = [word for word in self.words if is_free((word.start, word.end))]
         self.units = sorted([*items, *words], key=lambda unit: unit.start)
+        self._place_spans()
+        self.text = _written(translation, piece.spans)
 
-    def _words_of(self, item: Span) -> tuple[int, int] | None:
-        """The longest run of words that are linked to an item."""
+    def _copies_of(self, item: Span) -> Iterator[tuple[int, int]]:
+        """Where the text of an item is that is no part of a longer word or number."""
+        text = self.source[item.start : item.end]
+        before = r"(?<!\w)" if text[:1].isalnum() else ""
+        after = r"(?!\w)" if text[-1:].isalnum() else ""
+        for found in re.finditer(before + re.escape(text) + after, self.target):
+            yield found.span()
+
+    def _words_of(self, item: Span) -> list[tuple[int, int]]:
+        """The longest run of words that are linked to an item, if there are any."""
         runs: list[tuple[int, int]] = []
         for word in self.words:
             if any(item.start <= place < item.end for place, _ in word.sources):
@@ -212,7 +196,7 @@ class _Placing:
                     runs[-1] = runs[-1][0], word.end
                 else:
                     runs.append((word.start, word.end))
-        return max(runs, key=lambda run: run[1] - run[0], default=None)
+        return sorted(runs, key=lambda run: run[0] - run[1])[:1]
 
     def _linked(self, start: int, end: int) -> _Unit:
         """A word of the translation with the middles of the source tokens it is linked to."""
@@ -223,7 +207,7 @@ class _Placing:
         )
         return _Unit(start, end, sources)
 
-    def place_spans(self) -> None:
+    def _place_spans(self) -> None:
         """Places each span around its words, inner ones within outer ones."""
         whole = Span(0, len(self.source), window=(self.begin, self.end))
         below = _below(whole, self.spans)
@@ -235,7 +219,7 @@ class _Placing:
                 if self.source[span.start : span.end].strip():
                     with_words.append(span)
                 else:
-                    place = min(max(self._place_of(span.start), outer.window[0]), outer.window[1])
+                    place = sorted([self._place_of(span.start), *outer.window])[1]
                     span.window = place, place
                     waiting.append((span, range(0)))
             waiting += self._share(outer, units, with_words)
@@ -328,13 +312,6 @@ class _Placing:
         wanted = place / max(1, len(self.source)) * len(self.units)
         nearest = self.units[min(len(self.units) - 1, int(wanted))]
         return nearest.end if is_after else nearest.start
-
-
-def _alone(text: str) -> str:
-    """Pattern for a text that is no part of a longer word or number."""
-    before = r"(?<!\w)" if text[:1].isalnum() else ""
-    after = r"(?!\w)" if text[-1:].isalnum() else ""
-    return before + re.escape(text) + after
 
 
 def _below(whole: Span, spans: Sequence[Span]) -> dict[int, list[Span]]:

@@ -13,18 +13,16 @@ from vanilla_transformer_tools.translation.segments import without_surrogates
 PAIRS_PER_BATCH = 64
 
 
-def encode_source(tokenizers: TokenizerPair, text: str) -> BatchEncoding:
-    """Ids of a source, without a language tag, and their places in the text if it is known."""
-    tokenizer = tokenizers.source
-    text = without_surrogates(text)
-    return tokenizer(text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
-
-
-def encode_target(tokenizers: TokenizerPair, text: str) -> BatchEncoding:
-    """Ids of a target, and their places in the text if it is known."""
-    tokenizer = tokenizers.target
-    text = without_surrogates(text)
-    return tokenizer(text_target=text, return_offsets_mapping=tokenizer.is_fast, verbose=False)
+def encode_pair(
+    tokenizers: TokenizerPair, source: str, target: str = ""
+) -> tuple[BatchEncoding, BatchEncoding]:
+    """Ids of a source, without a language tag, and of a target, and their places if known."""
+    source, target = map(without_surrogates, (source, target))
+    sides = (tokenizers.source, {"text": source}), (tokenizers.target, {"text_target": target})
+    read, written = (
+        one(**text, return_offsets_mapping=one.is_fast, verbose=False) for one, text in sides
+    )
+    return read, written
 
 
 def read_pairs(
@@ -37,7 +35,7 @@ def read_pairs(
     Args:
         tokenizers: Tokenizers of the pairs.
         engine: Engine that reads them.
-        encoded: Pairs of `encode_source` and `encode_target`.
+        encoded: Pairs of `encode_pair`.
 
     Returns:
         Each pair with the position in its source, the prefix counted, for each target token.

@@ -23,8 +23,7 @@ class Translation:
         source_tokens: Tokens of the source, with a tag; only with details, like all that follow.
         tokens: Tokens of the output, with `</s>` if it ended.
         token_scores: Log-probability of each of `tokens`.
-        alignment: Pairs of positions in `source_tokens` and in `tokens`, one for each token except
-            `</s>`.
+        alignment: Positions in `source_tokens` and `tokens`, a pair for each token but `</s>`.
     """
 
     text: str

@@ -78,16 +78,13 @@ class Search:
         temperature: Divides the logits before a draw; below 1 draws likelier tokens.
         top_k: Draws among the k likeliest tokens only; 0: among all.
         top_p: Draws among the likeliest tokens that together have this probability.
-        repetition_penalty: Divides the probability of tokens that the output has already, as in
-            Transformers; 1: no penalty.
+        repetition_penalty: Divisor for tokens that the output has, as in Transformers; 1: none.
         no_repeat_ngram_size: Number of tokens that an output never repeats in a row; 0: no limit.
         min_length: Shortest output in tokens, without the first token and `</s>`.
-        seed: With the source and the rank, it determines the samples (`TorchEngine`; CTranslate2
-            draws new ones each time).
+        seed: Determines samples, with source and rank (`TorchEngine`; CTranslate2 has its own).
         mbr_candidates: Ranks this number of samples, or of best hypotheses, of each source by
             minimum Bayes risk (see `rank_by_utility`); 0: by probability.
-        max_extra_tokens: Longest output beyond the tokens of its own source, section 6.1; 0 to
-            1,000,000.
+        max_extra_tokens: Most tokens of an output beyond its source's (6.1), up to 1,000,000.
         scores: Whether scores are wanted; they may cost time.
         first_token: Id that each output begins with, before any prefix, such as the code of its
             language; None: the search chooses. As in Transformers, it has the probability 1, and
@@ -191,23 +188,22 @@ class Search:
 
     def __str__(self) -> str:
         """Description for a report of scores, such as `beam 4, length penalty 0.6`."""
-        words = "greedy"
-        if self.num_beams > 1:
-            words = f"beam {self.num_beams}, length penalty {self.length_penalty}"
-        if self.do_sample:
-            words = f"sampling, temperature {self.temperature}"
-            words += f", top_k {self.top_k}" * (self.top_k > 0)
-            words += f", top_p {self.top_p}" * (self.top_p < 1)
-            words += f", seed {self.seed}"
-        if self.repetition_penalty != 1:
-            words += f", repetition penalty {self.repetition_penalty}"
-        if self.no_repeat_ngram_size:
-            words += f", no repeated {self.no_repeat_ngram_size}-grams"
-        if self.min_length:
-            words += f", at least {self.min_length} tokens"
-        if self.mbr_candidates:
-            words = f"MBR (chrF) of {self.mbr_candidates} candidates, {words}"
-        return words
+        searching = {
+            "greedy": self.num_beams == 1 and not self.do_sample,
+            f"beam {self.num_beams}, length penalty {self.length_penalty}": self.num_beams > 1,
+            f"sampling, temperature {self.temperature}": self.do_sample,
+            f"top_k {self.top_k}": self.top_k > 0,
+            f"top_p {self.top_p}": self.top_p < 1,
+            f"seed {self.seed}": self.do_sample,
+        }
+        words = {
+            f"MBR (chrF) of {self.mbr_candidates} candidates": self.mbr_candidates > 0,
+            **searching,
+            f"repetition penalty {self.repetition_penalty}": self.repetition_penalty != 1,
+            f"no repeated {self.no_repeat_ngram_size}-grams": self.no_repeat_ngram_size > 0,
+            f"at least {self.min_length} tokens": self.min_length > 0,
+        }
+        return ", ".join(word for word, is_said in words.items() if is_said)
 
 
 def bans(config: GenerationConfig, device: torch.device | str = "cpu") -> Constraints:

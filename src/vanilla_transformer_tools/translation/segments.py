@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat, zip_longest
 
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.text.blanks import BLANKS, without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
@@ -106,14 +106,15 @@ def encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) 
     if not prefix:
         return []
 
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer(text_target=text, add_special_tokens=False)["input_ids"]
-        return ids
-
-    ids = encode(prefix)
+    # The prefix, and each of its words.
+    texts = [prefix, *prefix.split()]
+    encoded: list[list[int]]
+    encoded = tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
+    ids, *of_words = encoded
     # Decoding would leave it out.
     if tokenizer.unk_token_id in ids:
-        unknown = [word for word in prefix.split() if tokenizer.unk_token_id in encode(word)]
+        words = zip(texts[1:], of_words, strict=True)
+        unknown = (word for word, its_ids in words if tokenizer.unk_token_id in its_ids)
         raise ValueError(
             f"The prefix of line {number:,} must be text that the target vocabulary can write, got "
             f"{prefix!r:.60}, in which these words are unknown: {' '.join(unknown):.60}."
@@ -146,7 +147,11 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
     while start < len(line):
         fitting = _end_of_fitting(line, start, guess, tokenizer, max_tokens)
         guess = 2 * (fitting - start)
-        boundaries = [] if fitting == len(line) else _boundaries(line, start, fitting)
+        boundaries: list[int] = []
+        if fitting < len(line):
+            boundaries = [*sentence_ends(line, start, fitting)][::-1]
+            blanks = (place for place in range(fitting, start, -1) if line[place].isspace())
+            boundaries += islice(blanks, 1)
         # A cut within a token makes others of it, which may be more.
         ends = chain(boundaries, range(fitting, start + 1, -1))
         begin, end = end, next((end for end in ends if fits(line[start:end])), start + 1)
@@ -170,41 +175,27 @@ def _end_of_fitting(
 
     The next `guess` characters are searched, and twice as many if all of them fit.
     """
-    if not tokenizer.is_fast:
-        return _end_found_by_halving(line, start, guess, tokenizer, max_tokens)
+
+    def encode(end: int) -> BatchEncoding:
+        is_fast = tokenizer.is_fast
+        return tokenizer(line[start:end], return_offsets_mapping=is_fast, verbose=False)
+
     while True:
         end = min(start + guess, len(line))
-        encoded = tokenizer(line[start:end], return_offsets_mapping=True, verbose=False)
+        encoded = encode(end)
         if len(encoded["input_ids"]) > max_tokens:
-            # The last allowed token is `</s>`, or a code after it.
-            first_too_many, _ = encoded["offset_mapping"][max_tokens - end_length(tokenizer)]
-            return start + max(1, first_too_many)
+            break
         if end == len(line):
             return end
         guess *= 2
-
-
-def _end_found_by_halving(
-    line: str, start: int, guess: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int
-) -> int:
-    """As `_end_of_fitting`; longer texts are taken to have no fewer tokens."""
-
-    def length(end: int) -> int:
-        return len(tokenizer(line[start:end], verbose=False)["input_ids"])
-
-    end = min(start + guess, len(line))
-    while end < len(line) and length(end) <= max_tokens:
-        guess *= 2
-        end = min(start + guess, len(line))
-    ends = range(start + 1, end + 1)
-    return start + max(1, bisect_right(ends, max_tokens, key=length))
-
-
-def _boundaries(line: str, start: int, end: int) -> list[int]:
-    """Where a piece from `start` to `end` at the latest may end: sentences, else the last blank."""
-    ends = list(sentence_ends(line, start, end))
-    blanks = (place for place in range(end, start, -1) if line[place].isspace())
-    return [*reversed(ends), *islice(blanks, 1)]
+    if tokenizer.is_fast:
+        # The last allowed token is `</s>`, or a code after it.
+        fitting, _ = encoded["offset_mapping"][max_tokens - end_length(tokenizer)]
+    else:
+        # Longer texts are taken to have no fewer tokens.
+        ends = range(start + 1, end + 1)
+        fitting = bisect_right(ends, max_tokens, key=lambda one: len(encode(one)["input_ids"]))
+    return start + max(1, fitting)
 
 
 def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:

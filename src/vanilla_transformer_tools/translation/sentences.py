@@ -110,13 +110,7 @@ def _is_end(line: str, start: int, found: re.Match[str]) -> bool:
 
 
 def _is_abbreviated(word: str, before: list[str], *, is_before_digit: bool) -> bool:
-    """Whether the dot after a word belongs to it.
-
-    Args:
-        word: In lower case.
-        before: Words of the sentence before it, or the last ones of them.
-        is_before_digit: Whether a number follows.
-    """
+    """Whether the dot after a word, in lower case, belongs to it, as the words before it show."""
     if word.isdecimal() and len(word) <= 2:
         # The number of an item, or an ordinal.
         return not before or before[-1].lower() in _BEFORE_ORDINALS

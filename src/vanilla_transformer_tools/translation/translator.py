@@ -21,19 +21,19 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
 )
 from vanilla_transformer_tools.translation.bayes_risk import rank_by_utility
 from vanilla_transformer_tools.translation.engine_choice import (
-    common_tokenizers,
     load_engine,
     training_defaults,
 )
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.marks import (
+    kinds_of,
     marked_pieces,
     place_marks,
     read_marks,
+    symbols_of,
 )
 from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.placing import MarkedPiece
-from vanilla_transformer_tools.translation.protected import kinds_of, symbols_of
 from vanilla_transformer_tools.translation.results import (
     Piece,
     Translation,
@@ -75,12 +75,8 @@ _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 class _Line:
     """What becomes one translation: a line, or a fragment of HTML with any number of lines.
 
-    Attributes:
-        number: Number in messages.
-        characters: Number of characters.
-        texts: Lines of text, with marks.
-        prefix: Ids that the translation of the first text begins with.
-        join: Joins the translations of the texts.
+    It has a number in messages, texts with marks, ids that the translation of the first text begins
+    with, and what joins the translations of the texts.
     """
 
     number: int
@@ -118,8 +114,7 @@ class Translator:
             `kinds_of`; None: all but numbers, if the model has symbols for them, such as `<ph1>`.
         markup: Language of the lines, if not plain text; `html`: each is a fragment, see
             `markup`; engine `torch` and fast tokenizers only.
-        settings: Fields of `Search` that differ from the defaults, such as `num_beams=5`, instead
-            of `search`; None: the default.
+        settings: Fields of `Search`, such as `num_beams=5`, instead of it; None: the default.
 
     Raises:
         ValueError: If settings are out of range or exclude each other, the model does not have a
@@ -208,16 +203,14 @@ class Translator:
                 f"`max_tokens_per_batch` must be at least 1, got {max_tokens_per_batch}. "
                 "4096 are usual."
             )
-        if isinstance(self.engine, TorchEngine) and self.tokenizers.is_joint:
-            config = self.engine.model.config
-            if has_target_vocabulary(config.to_dict()) and not knows_both_sides(
-                self.tokenizers.target
-            ):
-                faults.append(
-                    "`target_tokenizer` must be the one of the model's own target vocabulary, of "
-                    f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
-                    "`from_pretrained` load both."
-                )
+        config = self.engine.model.config if isinstance(self.engine, TorchEngine) else None
+        has_one = self.tokenizers.is_joint and not knows_both_sides(self.target_tokenizer)
+        if config and has_one and has_target_vocabulary(config.to_dict()):
+            faults.append(
+                "`target_tokenizer` must be the one of the model's own target vocabulary, of "
+                f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
+                "`from_pretrained` load both."
+            )
         prefix = len(self.tokenizers.source_prefix)
         shortest = 2 + prefix
         if self.max_source_length < shortest:
@@ -255,8 +248,7 @@ class Translator:
         """Loads model and tokenizer from a folder or the Hub, onto a GPU if there is one.
 
         Args:
-            model_name_or_path: For CTranslate2, a folder that our export made. Several names are
-                an ensemble, see `TorchEngine`.
+            model_name_or_path: For CTranslate2, an export of ours; several names: an ensemble.
             engine: Library; `auto`: CTranslate2 where it is faster and finds the same (see
                 `reasons_for_torch`), else torch.
             dtype: Dtype of the weights while they are used, such as `bfloat16`; `auto`: as saved,
@@ -274,7 +266,13 @@ class Translator:
         given = {name: value for name, value in settings.items() if value is not None}
         settings = training_defaults(names[0]) | given
         loading = {"trust_remote_code": trust_remote_code}
-        tokenizers = common_tokenizers(names, **loading)
+        tokenizers, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
+        for name, pair in zip(names[1:], others, strict=True):
+            if pair.contents != tokenizers.contents:
+                raise ValueError(
+                    "The models of an ensemble must share one tokenizer, got another one in "
+                    f"{name!r} than in {names[0]!r}. Train them with the same tokenizer."
+                )
         loaded = load_engine(
             engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
         )
@@ -333,8 +331,7 @@ class Translator:
             prefixes: Text that translations begin with: one for all lines, or one for each. A
                 blank at its end is dropped. If the line is cut, its first piece has the prefix.
             first_line: Number of the first line, for warnings.
-            has_next: Whether another line is there now; if not, those before it are translated
-                before it is waited for.
+            has_next: Whether another line is there now; if not, those before it need not wait.
 
         Raises:
             ValueError: If there are more lines than prefixes, or fewer, a prefix is too long or has
@@ -450,13 +447,11 @@ class Translator:
 
         batch: list[Piece] = []
         for piece in sorted(pieces, key=lengths, reverse=True):
-            if batch:
-                prefix_length, width = lengths(batch[0])
-                width = max(width, LEAST_TOKENS)
-                is_full = (len(batch) + 1) * width > self.max_tokens_per_batch
-                if is_full or len(piece.prefix) != prefix_length:
-                    yield batch
-                    batch = []
+            prefix_length, width = lengths(batch[0] if batch else piece)
+            is_full = (len(batch) + 1) * max(width, LEAST_TOKENS) > self.max_tokens_per_batch
+            if batch and (is_full or len(piece.prefix) != prefix_length):
+                yield batch
+                batch = []
             batch.append(piece)
         if batch:
             yield batch
@@ -474,10 +469,18 @@ class Translator:
         prefixes = [piece.prefix for piece in batch]
         found = self.engine.translate_batch(sources, prefixes, limits, self.search.of_candidates())
         owners = [piece for piece, group in zip(batch, found, strict=True) for _ in group]
-        decoded = self._decoded(list(chain.from_iterable(found)), owners)
+        hypotheses = list(chain.from_iterable(found))
+        # Not all tokenizers count the codes of languages among their special tokens.
+        first = len(self.search.opening([]))
+        ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
+        texts = texts_with_unknown(self.target_tokenizer, ids)
+        if self.replace_unknown:
+            engine = cast(TorchEngine, self.engine)
+            texts = with_source_words(texts, hypotheses, owners, self.tokenizers, engine)
+        decoded = zip(hypotheses, texts, strict=True)
         chosen = []
-        for hypotheses in found:
-            candidates = [(hypothesis, next(decoded)) for hypothesis in hypotheses]
+        for group in found:
+            candidates = list(islice(decoded, len(group)))
             if self.search.mbr_candidates:
                 candidates = rank_by_utility(
                     candidates, self.search.uncounted(prefixes[0]), self.search
@@ -491,17 +494,6 @@ class Translator:
             )
             for piece, candidates in zip(batch, chosen, strict=True)
         ]
-
-    def _decoded(self, hypotheses: list[Hypothesis], pieces: list[Piece]) -> Iterator[str]:
-        """Texts of the outputs for pieces, with their unknown words."""
-        # Not all tokenizers count the codes of languages among their special tokens.
-        first = len(self.search.opening([]))
-        ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
-        texts = texts_with_unknown(self.target_tokenizer, ids)
-        if self.replace_unknown:
-            engine = cast(TorchEngine, self.engine)
-            texts = with_source_words(texts, hypotheses, pieces, self.tokenizers, engine)
-        return iter(texts)
 
     def _translation(self, hypothesis: Hypothesis, text: str, **details: Any) -> Translation:
         text, replaced = _LINE_SEPARATORS.subn(" ", text)

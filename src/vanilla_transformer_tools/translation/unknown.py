@@ -1,6 +1,7 @@
 """Unknown tokens of an output: shown as `<unk>`, or replaced by the source words they stand for."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from transformers import PreTrainedTokenizerBase
 
@@ -23,8 +24,7 @@ def texts_with_unknown(
 ) -> list[str]:
     """The texts of ids as `skip_special_tokens=True` gives them, but with `<unk>`."""
     added = tokenizer.added_tokens_decoder.items()
-    dropped = {token_id for token_id, token in added if token.special}
-    dropped |= set(tokenizer.all_special_ids)
+    dropped = {*tokenizer.all_special_ids, *(one for one, token in added if token.special)}
     dropped -= {unknown_id(tokenizer)}
     kept = ([token_id for token_id in ids if token_id not in dropped] for ids in outputs)
     return [tokenizer.decode(ids) for ids in kept]
@@ -62,26 +62,17 @@ def with_source_words(
     for number, forced in zip(numbers, passes, strict=True):
         source = without_blank_ends(pieces[number].text)
         encoded = tokenizers.source(source, return_offsets_mapping=True, verbose=False)
-        places = [
-            position - len(tokenizers.source_prefix)
+        # The first ones are of the tag.
+        offsets = [(0, 0)] * len(tokenizers.source_prefix) + encoded["offset_mapping"]
+        words = [
+            _word(source, *offsets[position], by_words=by_words) or tokenizers.target.unk_token
             for position, token in zip(forced.alignment, hypotheses[number].tokens, strict=False)
             if token == unknown
         ]
         first, *others = texts[number].split(tokenizers.target.unk_token)
         # Text that spells `<unk>` itself stays as it is.
-        if len(others) != len(places):
-            continue
-        words = [
-            _word(source, *encoded["offset_mapping"][place], by_words=by_words)
-            if place >= 0
-            else ""
-            for place in places
-        ]
-        parts = [
-            f"{word or tokenizers.target.unk_token}{rest}"
-            for word, rest in zip(words, others, strict=True)
-        ]
-        replaced[number] = "".join([first, *parts])
+        if len(others) == len(words):
+            replaced[number] = first + "".join(chain.from_iterable(zip(words, others, strict=True)))
     return replaced
 
 
