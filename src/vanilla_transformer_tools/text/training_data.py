@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
+from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.streaming import TokenBatchStream
 from vanilla_transformer_tools.text.token_cache import cached_ids
 from vanilla_transformer_tools.text.token_ids import pair_lengths
@@ -82,42 +83,51 @@ class TrainingData:
         return {name: count if self.period.is_corpus else None for name, count in counts.items()}
 
 
-def stored(
-    pairs: Dataset,
+def build_data(
+    corpus: Corpus,
     tokenizers: TokenizerPair,
     settings: TrainSettings,
     arguments: TrainingArguments,
 ) -> TrainingData:
-    """Pairs whose token ids are computed once, and kept for other runs, see `cached_ids`.
+    """Training data of the kind that the settings ask for.
+
+    Token ids are computed once, and kept for other runs (see `cached_ids`); or drawn again in each
+    epoch, by BPE-dropout; or computed from a stream, whose numbers are measured on this process's
+    share of the first buffer.
 
     Args:
-        pairs: As `load_pairs` returns them.
-        tokenizers: Of source and target.
-        settings: Longest side and budget of a batch.
+        corpus: The text of the run.
+        tokenizers: The tokenizers of source and target.
+        settings: Kind of the data, longest side, budget of a batch, size of a buffer.
         arguments: Seed and processes.
     """
-    tokenized, truncated = cached_ids(pairs, tokenizers, max_length=settings.max_length)
-    sampler = TokenBatchSampler(pair_lengths(tokenized), **_sampling(settings, arguments))
-    return in_epochs(tokenized, sampler, truncated)
-
-
-def drawn_each_epoch(
-    pairs: Dataset,
-    tokenizers: TokenizerPair,
-    settings: TrainSettings,
-    arguments: TrainingArguments,
-) -> TrainingData:
-    """Pairs with other token ids in each epoch, by BPE-dropout; arguments as for `stored`."""
+    sampling: dict[str, Any] = {
+        "max_tokens": settings.max_tokens_per_batch,
+        "seed": arguments.seed if arguments.data_seed is None else arguments.data_seed,
+        "num_processes": arguments.world_size,
+        "process_index": arguments.process_index,
+    }
+    longest = settings.max_length
+    if settings.streaming:
+        buffer = settings.shuffle_buffer
+        stream = TokenBatchStream(
+            corpus.read, tokenizers, max_length=longest, buffer_size=buffer, **sampling
+        )
+        return _in_buffers(stream, arguments.world_size)
+    pairs = corpus.filtered.kept
+    if not settings.bpe_dropout:
+        tokenized, truncated = cached_ids(pairs, tokenizers, max_length=longest)
+        sampler = TokenBatchSampler(pair_lengths(tokenized), **sampling)
+        return in_epochs(tokenized, sampler, truncated)
     drawn = SegmentedPairs(
         tokenizers,
         pairs["source"][:],
         pairs["target"][:],
         rate=settings.bpe_dropout,
         seed=arguments.seed,
-        max_length=settings.max_length,
+        max_length=longest,
         languages=pairs["tag"][:] if settings.tag_column else None,
     )
-    sampling = _sampling(settings, arguments)
     sampler = TokenBatchSampler(drawn.draw(0), redraw=drawn.draw, **sampling)
     return in_epochs(drawn, sampler, drawn.truncated_pairs)
 
@@ -129,7 +139,7 @@ def in_epochs(
 
     Args:
         dataset: Columns `input_ids` and `labels`.
-        sampler: Of these pairs.
+        sampler: Sampler of these pairs.
         truncated_pairs: Number of pairs with a truncated side.
     """
     return TrainingData(
@@ -145,54 +155,18 @@ def in_epochs(
     )
 
 
-def streamed(
-    read: Callable[[], Iterator[tuple[str, ...]]],
-    tokenizers: TokenizerPair,
-    settings: TrainSettings,
-    arguments: TrainingArguments,
-) -> TrainingData:
-    """Pairs that are read and tokenised during training, in the batches of a `TokenBatchStream`.
-
-    The numbers are measured on this process's share of the first buffer. The other shares are taken
-    to be like it.
-
-    Args:
-        read: Begins a pass and yields pairs of text, with tags if there are any, the same at each
-            call.
-        tokenizers: Of source and target.
-        settings: Longest side, budget of a batch, size of a buffer.
-        arguments: Seed and processes.
-    """
-    stream = TokenBatchStream(
-        read,
-        tokenizers,
-        max_length=settings.max_length,
-        buffer_size=settings.shuffle_buffer,
-        **_sampling(settings, arguments),
-    )
+def _in_buffers(stream: TokenBatchStream, processes: int) -> TrainingData:
+    """Pairs of a stream; the shares of the other processes are taken to be like this one's."""
     return TrainingData(
         stream,
         # The stream yields whole batches.
         {"batch_size": None},
-        _ignore_epoch,
+        # It numbers its buffers itself.
+        lambda epoch: None,
         BUFFER,
-        arguments.world_size * stream.buffer_size,
-        arguments.world_size * stream.truncated_pairs,
+        processes * stream.buffer_size,
+        processes * stream.truncated_pairs,
         stream.batches_per_buffer,
-        arguments.world_size * stream.tokens,
+        processes * stream.tokens,
         stream.padding,
     )
-
-
-def _ignore_epoch(epoch: int) -> None:
-    """A stream numbers its buffers itself."""
-
-
-def _sampling(settings: TrainSettings, arguments: TrainingArguments) -> dict[str, Any]:
-    """Arguments of both sampler and stream: the budget of a batch, and this process's share."""
-    return {
-        "max_tokens": settings.max_tokens_per_batch,
-        "seed": arguments.seed if arguments.data_seed is None else arguments.data_seed,
-        "num_processes": arguments.world_size,
-        "process_index": arguments.process_index,
-    }

@@ -36,12 +36,7 @@ from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.filters import FilteredPairs, read_corpus
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.text.training_data import (
-    TrainingData,
-    drawn_each_epoch,
-    stored,
-    streamed,
-)
+from vanilla_transformer_tools.text.training_data import TrainingData, build_data
 from vanilla_transformer_tools.threads import IdleCores
 from vanilla_transformer_tools.training.averaging import (
     MovingAverage,
@@ -155,7 +150,7 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
     limit_waiting(arguments)
     set_seed(arguments.seed)
     tokenizers, model = build_model(settings, plan.start, filtered.kept)
-    data = _build_data(plan, tokenizers)
+    data = build_data(plan.corpus, tokenizers, settings, arguments)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)
     if settings.alignments:
@@ -164,16 +159,6 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
     if plan.checkpoint:
         check_optimizer(plan.checkpoint, trainer.is_sharded)
     return trainer
-
-
-def _build_data(plan: RunPlan, tokenizers: TokenizerPair) -> TrainingData:
-    """Training data of the kind that the settings ask for."""
-    settings, arguments, corpus = plan.settings, plan.arguments, plan.corpus
-    if settings.streaming:
-        return streamed(corpus.read, tokenizers, settings, arguments)
-    if settings.bpe_dropout:
-        return drawn_each_epoch(corpus.filtered.kept, tokenizers, settings, arguments)
-    return stored(corpus.filtered.kept, tokenizers, settings, arguments)
 
 
 def _build_trainer(
