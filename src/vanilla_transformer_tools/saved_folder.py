@@ -7,7 +7,7 @@ the files that results depend on. Nothing that differs from its record is loaded
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite, prod
 from pathlib import Path, PurePath
@@ -21,9 +21,11 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 from transformers.utils import (
     CONFIG_NAME,
@@ -88,13 +90,8 @@ _RECORDED_FILES = (
     *(f"{TARGET_FOLDER}/{name}" for name in _TOKEN_FILES),
 )
 # Files of a folder that Transformers and a Translator take for JSON objects.
-_OBJECT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    RUN_FILE,
-)
+_CONFIG_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME)
+_OBJECT_FILES = (*_CONFIG_FILES, "tokenizer.json", "tokenizer_config.json", RUN_FILE)
 # Everything that translations depend on, as patterns.
 _MODEL_FILES = (
     *_RECORDED_FILES,
@@ -201,35 +198,26 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def check_objects(folder: Path) -> None:
+def check_objects(folder: Path, names: Sequence[str] = _OBJECT_FILES) -> None:
     """Rejects a folder with a damaged JSON file, on which Transformers would fail obscurely.
 
     A damaged `generation_config.json` it would even ignore, and search otherwise.
+
+    Args:
+        folder: Folder of a model.
+        names: Files that hold objects; those that are missing are not read.
 
     Raises:
         ValueError: If one holds anything but an object, a config has a number that is not finite,
             or the folder holds a pipe, a device or a socket, from which reading might never end.
         OSError: If one cannot be read.
     """
-    check_configs(folder)
-    for name in _OBJECT_FILES:
-        if (folder / name).exists():
-            read_object(folder / name)
-
-
-def check_configs(folder: Path) -> None:
-    """Does the part of `check_objects` that a model without a tokenizer needs.
-
-    Raises:
-        ValueError: As that does.
-        OSError: As that does.
-    """
     for place in (folder, folder / TARGET_FOLDER):
         _refuse_special_files(place)
-    for name in (CONFIG_NAME, GENERATION_CONFIG_NAME):
+    for name in names:
         values = read_object(folder / name) if (folder / name).exists() else {}
         for field, value in values.items():
-            if _is_not_finite(value):
+            if name in _CONFIG_FILES and _is_not_finite(value):
                 raise ValueError(
                     f"{folder / name} must hold finite numbers, got {value!r} for `{field}`. "
                     "Restore the file."
@@ -396,7 +384,7 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
         OSError: If there is no such model, or it has no safetensors.
     """
     if folder := local_folder(model_name_or_path):
-        check_configs(folder)
+        check_objects(folder, _CONFIG_FILES)
     check_files(model_name_or_path, loading.get("revision"))
     _check_weights(model_name_or_path, loading.get("revision"))
     loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
@@ -469,6 +457,47 @@ def load_config(model_name_or_path: str) -> PreTrainedConfig:
     local_folder(model_name_or_path)
     with naming_code(model_name_or_path):
         return AutoConfig.from_pretrained(model_name_or_path, trust_remote_code=False)
+
+
+def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
+    """One tokenizer from a folder or the Hub, whatever its class.
+
+    Args:
+        model_name_or_path: As for `AutoTokenizer`.
+        loading: Further arguments of it.
+
+    Raises:
+        ImportError: If it needs a package that is not installed.
+        ValueError: If a folder holds none that can be loaded, or a damaged file.
+        OSError: If there is neither a folder nor a model on the Hub of this name.
+    """
+    folder = local_folder(model_name_or_path)
+    if folder:
+        check_objects(folder)
+    with naming_code(model_name_or_path):
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                model_name_or_path, **{"trust_remote_code": False, **loading}
+            )
+            return tokenizer
+        except ImportError:
+            raise
+        # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
+        except Exception as error:
+            if not folder:
+                if isinstance(error, ValueError):
+                    raise
+                raise OSError(
+                    f"There is no folder {model_name_or_path!r}, and no model of that name could "
+                    f"be loaded from the Hub: {' '.join(str(error).split())}"
+                ) from error
+            if isinstance(error, OSError):
+                raise
+            raise ValueError(
+                f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
+                f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json "
+                "and tokenizer_config.json."
+            ) from error
 
 
 _FLOATING_POINT = ("F64", "F32", "F16", "BF16")

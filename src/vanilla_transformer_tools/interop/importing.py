@@ -38,11 +38,12 @@ from vanilla_transformer_tools.saved_folder import (
     find_file,
     load_config,
     load_model,
+    load_tokenizer,
     nonfinite_tensors,
     read_object,
     write_run,
 )
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 # Of the largest logit; float32 sums in another order, and tables of sinusoids in float32.
 _TOLERANCE = 1e-4

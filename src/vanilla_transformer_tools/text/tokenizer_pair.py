@@ -9,27 +9,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import naming_full_disk
 from vanilla_transformer_tools.saved_folder import (
     TARGET_FILES,
     TARGET_FOLDER,
-    check_objects,
     find_file,
-    local_folder,
-    naming_code,
+    load_tokenizer,
     read_object,
 )
 from vanilla_transformer_tools.text.languages import (
@@ -54,7 +45,8 @@ class TokenizerPair:
         start_token: Id that the decoder reads first; None: the model's.
 
     Raises:
-        ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side.
+        ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side, or a tokenizer
+            of NLLB puts codes after the text.
     """
 
     source: PreTrainedTokenizerBase
@@ -64,6 +56,7 @@ class TokenizerPair:
     start_token: int | None = None
 
     def __post_init__(self) -> None:
+        refuse_legacy_codes(self.source)
         faults = [
             f"{getattr(self.source, name)} is {ids[0]} and {ids[1]}"
             for name in _COMMON_TOKENS
@@ -102,12 +95,10 @@ class TokenizerPair:
                 f"{model_name_or_path!r} must be the folder of a saved model, got no "
                 f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
             )
-        source = load_tokenizer(model_name_or_path, **loading)
+        # Tokenizers may be saved without a model.
         file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
         config = read_object(file) if file else {}
-        if not file:
-            # Tokenizers may be saved without a model, those of a pair too.
-            config = {"share_encoder_decoder_embeddings": not (folder / TARGET_FILES[0]).is_file()}
+        source = load_tokenizer(model_name_or_path, **loading)
         return cls.for_config(source, config, model_name_or_path, **loading)
 
     @classmethod
@@ -307,46 +298,3 @@ def _content(tokenizer: PreTrainedTokenizerBase) -> str:
         digest = sha256(b"".join(file.read_bytes() for file in sorted(files)))
     digest.update(repr(sorted(tokenizer.get_added_vocab().items())).encode())
     return digest.hexdigest()
-
-
-def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
-    """One tokenizer from a folder or the Hub, whatever its class.
-
-    Args:
-        model_name_or_path: As for `AutoTokenizer`.
-        loading: Further arguments of it.
-
-    Raises:
-        ImportError: If it needs a package that is not installed.
-        ValueError: If a folder holds none that can be loaded, or a damaged file, or if it has
-            NLLB's codes after the text.
-        OSError: If there is neither a folder nor a model on the Hub of this name.
-    """
-    folder = local_folder(model_name_or_path)
-    if folder:
-        check_objects(folder)
-    with naming_code(model_name_or_path):
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                model_name_or_path, **{"trust_remote_code": False, **loading}
-            )
-        except ImportError:
-            raise
-        # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
-        except Exception as error:
-            if not folder:
-                if isinstance(error, ValueError):
-                    raise
-                raise OSError(
-                    f"There is no folder {model_name_or_path!r}, and no model of that name could "
-                    f"be loaded from the Hub: {' '.join(str(error).split())}"
-                ) from error
-            if isinstance(error, OSError):
-                raise
-            raise ValueError(
-                f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
-                f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json "
-                "and tokenizer_config.json."
-            ) from error
-    refuse_legacy_codes(tokenizer)
-    return tokenizer

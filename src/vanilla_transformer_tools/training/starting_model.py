@@ -18,9 +18,8 @@ from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import save_file
 from torch import nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -41,7 +40,7 @@ from vanilla_transformer_tools.saved_folder import (
 from vanilla_transformer_tools.settings import LORA_TARGET_MODULES, MAX_EXTRA_TOKENS, TrainSettings
 from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.token_cache import cached_tokenizer
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
 from vanilla_transformer_tools.training.recipe import new_config
 
@@ -148,22 +147,42 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
 
     Args:
         settings: Settings of the run.
-        name: Folder or Hub name of the model.
+        name: Folder or Hub name of the model; for --tokenizer, it may be a tokenizer alone.
 
     Raises:
-        ValueError: If the model is of another class, if they are not its own, cannot do what the
-            run needs, or if a language is unknown, missing, or given to tokenizers without
-            languages.
+        ValueError: If it is nothing of this package, if the tokenizers are not the model's, cannot
+            do what the run needs, or if a language is unknown, missing, or given to tokenizers
+            without languages.
     """
-    config = _own_config(settings, name)
+    if Path(name).is_file():
+        raise _refused(settings, name, f"the file {name!r}")
+    config = load_config(name) if find_file(name, CONFIG_NAME) else None
+    if config and config.model_type != VanillaTransformerConfig.model_type:
+        raise _refused(settings, name, f"a model of the type {config.model_type!r} in {name!r}")
     tokenizers = TokenizerPair.from_pretrained(name)
+    if not (config or isinstance(tokenizers.source, VanillaTransformerTokenizer)):
+        raise _refused(settings, name, f"a {type(tokenizers.source).__name__} in {name!r}")
     _check_vocabularies(settings, name, tokenizers)
     if not settings.tag_column:
-        defaults = read_generation_config(name) if config else GenerationConfig()
-        tokenizers = tokenizers.between(
-            settings.source_language, settings.target_language, defaults
-        )
+        languages = settings.source_language, settings.target_language
+        tokenizers = tokenizers.between(*languages, read_generation_config(name))
     return Start(tokenizers, config=config)
+
+
+def _refused(settings: TrainSettings, name: str, got: str) -> ValueError:
+    """The error for what is no model and no tokenizer of this package."""
+    if name == settings.init_from:
+        return ValueError(
+            f"--init_from needs a model of this package, got {got}. Bring it in by "
+            "`vanilla-transformer import`."
+        )
+    return ValueError(
+        f"--tokenizer needs a folder with a tokenizer or a model of this package, got {got}. The "
+        "tokenizer of a pretrained model comes in with its model: `vanilla-transformer import`, "
+        "then --tokenizer or --init_from with the new folder. A SentencePiece file, or a tokenizer "
+        "without a model, cannot be taken over; train one of the same kind on the same text: "
+        "--tokenizer_kind bpe or unigram, --vocab_size, and --symbols for tokens to keep whole."
+    )
 
 
 def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
@@ -212,43 +231,6 @@ def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokeniz
             f"of {len(tokenizers.source):,} entries for both sides in {start!r}. Leave it out, or "
             "train a model from the beginning."
         )
-
-
-def _own_config(settings: TrainSettings, name: str) -> PreTrainedConfig | None:
-    """Config of a saved model; None if there is only a tokenizer.
-
-    Raises:
-        ValueError: If it is anything but a model of this package or, for --tokenizer, a tokenizer
-            of it.
-    """
-    option = "--init_from" if name == settings.init_from else "--tokenizer"
-    if option == "--tokenizer" and Path(name).is_file():
-        got = f"the file {name!r}"
-    elif find_file(name, CONFIG_NAME):
-        config = load_config(name)
-        got = f"a model of the type {config.model_type!r} in {name!r}"
-        if config.model_type == VanillaTransformerConfig.model_type:
-            return config
-    elif option == "--tokenizer" and find_file(name, TOKENIZER_CONFIG_FILE):
-        tokenizer = load_tokenizer(name)
-        got = f"a {type(tokenizer).__name__} in {name!r}"
-        if isinstance(tokenizer, VanillaTransformerTokenizer):
-            return None
-    else:
-        # What is missing is reported when the tokenizers are loaded.
-        return None
-    if option == "--init_from":
-        raise ValueError(
-            f"--init_from needs a model of this package, got {got}. Bring it in by "
-            "`vanilla-transformer import`."
-        )
-    raise ValueError(
-        f"--tokenizer needs a folder with a tokenizer or a model of this package, got {got}. The "
-        "tokenizer of a pretrained model comes in with its model: `vanilla-transformer import`, "
-        "then --tokenizer or --init_from with the new folder. A SentencePiece file, or a tokenizer "
-        "without a model, cannot be taken over; train one of the same kind on the same text: "
-        "--tokenizer_kind bpe or unigram, --vocab_size, and --symbols for tokens to keep whole."
-    )
 
 
 def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
