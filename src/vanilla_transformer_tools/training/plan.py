@@ -153,11 +153,11 @@ def plan_run(
     pairs, arguments = corpus.filtered.kept, copy.copy(arguments)
     share = _several_sentences(pairs)
     decisions: tuple[Decision, ...] = ()
-    if settings.minutes is not None and checkpoint:
-        decisions = decisions_on_record(previous, settings, given)
-    elif settings.minutes is not None:
+    if settings.minutes is not None and not checkpoint:
         stats = measure(settings.minutes, arguments, pairs)
         decisions = run_rules(stats, settings, start.tokenizers, given)
+    elif settings.minutes is not None:
+        decisions = decisions_on_record(previous, settings, given)
     settings = follow(decisions, settings, arguments, given)
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)

@@ -162,10 +162,10 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
     tokenizers = TokenizerPair.from_pretrained(name)
     if not (config or isinstance(tokenizers.source, VanillaTransformerTokenizer)):
         raise _refused(settings, name, f"a {type(tokenizers.source).__name__} in {name!r}")
-    _check_vocabularies(settings, name, tokenizers)
     if not settings.tag_column:
         languages = settings.source_language, settings.target_language
         tokenizers = tokenizers.between(*languages, read_generation_config(name))
+    _check_vocabularies(settings, name, tokenizers)
     return Start(tokenizers, config=config)
 
 
