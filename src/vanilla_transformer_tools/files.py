@@ -203,30 +203,23 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
                     f"{kind.unpack} old > new.txt"
                 )
             content = content.removeprefix(BYTE_ORDER_MARK)
-            if _is_utf16(content):
+            # In UTF-16 without a byte order mark, Latin letters have zeros beside them.
+            if len(content) > 2 and any(not any(content[start::2]) for start in (0, 1)):
                 raise ValueError(
                     f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16: every second "
                     "byte of line 1 is 0. Convert the file first: iconv -f UTF-16LE (or UTF-16BE) "
                     "-t UTF-8 old.txt > new.txt"
                 )
-        yield _decode_line(content, path, number)
-
-
-def _decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        encoding = "UTF-16" if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "WINDOWS-1252"
-        raise ValueError(
-            f"{os.fspath(path)!r} must be UTF-8, got byte 0x{line[error.start]:02X} at byte "
-            f"{error.start + 1} of line {number}. Convert the file first, for example: "
-            f"iconv -f {encoding} -t UTF-8 old.txt > new.txt"
-        ) from error
-
-
-def _is_utf16(line: bytes) -> bool:
-    """Whether the zeros of Latin letters indicate UTF-16 without a byte order mark."""
-    return len(line) > 2 and any(not any(line[start::2]) for start in (0, 1))
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            is_utf16 = content.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+            raise ValueError(
+                f"{os.fspath(path)!r} must be UTF-8, got byte 0x{content[error.start]:02X} at byte "
+                f"{error.start + 1} of line {number}. Convert the file first, for example: "
+                f"iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 old.txt > new.txt"
+            ) from error
+        yield text
 
 
 def parse_json(text: str) -> Any:

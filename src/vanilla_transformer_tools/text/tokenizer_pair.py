@@ -178,7 +178,7 @@ class TokenizerPair:
             for token_id, expected in [(_id_of(self.source, token), config.get(f"{token}_id"))]
             # Marian's tokenizer has no `<s>`.
             if expected is not None
-            and token_id not in _as_list(expected)
+            and token_id not in (expected if isinstance(expected, list) else [expected])
             and not (token == "bos_token" and token_id is None)
         ]
         if faults:
@@ -274,11 +274,6 @@ def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
         # FSMT's tokenizer calls its `</s>` a separator.
         token_id = getattr(tokenizer, "sep_token_id", None)
     return token_id
-
-
-def _as_list(ids: int | list[int] | None) -> list[int | None]:
-    """Ids of which a config may give one or several."""
-    return [*ids] if isinstance(ids, list) else [ids]
 
 
 def _entries(tokenizer: PreTrainedTokenizerBase, side: str) -> int:

@@ -27,6 +27,7 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     resolve,
 )
 from vanilla_transformer_tools.evaluation.metrics import METRICS
+from vanilla_transformer_tools.saved_folder import read_run
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
@@ -43,7 +44,6 @@ from vanilla_transformer_tools.training.recipe import new_config, schedule
 from vanilla_transformer_tools.training.run_record import (
     continued_record,
     describe_run,
-    previous_record,
 )
 from vanilla_transformer_tools.training.starting_model import NEW, Start
 from vanilla_transformer_tools.translation.engine_choice import INNER_ENDS, MOST_INNER_ENDS
@@ -149,7 +149,7 @@ def plan_run(
     Raises:
         ValueError: If a run that is resumed has other settings or data than it had.
     """
-    previous = previous_record(Path(arguments.output_dir)) if checkpoint else {}
+    previous = read_run(arguments.output_dir) if checkpoint else {}
     pairs, arguments = corpus.filtered.kept, copy.copy(arguments)
     share = _several_sentences(pairs)
     decisions: tuple[Decision, ...] = ()

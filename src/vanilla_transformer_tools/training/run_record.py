@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.figures import new_figure, save_figure
 from vanilla_transformer_tools.files import checksum, write_lines
-from vanilla_transformer_tools.saved_folder import LOG_FILE, RUN_FILE, read_object
+from vanilla_transformer_tools.saved_folder import LOG_FILE, RUN_FILE
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
 
@@ -123,30 +123,22 @@ def describe_run(
     )
 
 
-def previous_record(folder: Path) -> dict[str, Any]:
-    """The record of the run that is resumed in a folder.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    if not (folder / RUN_FILE).is_file():
-        raise ValueError(
-            f"--resume needs the {RUN_FILE} of the run in --output_dir, got none in {folder}. "
-            "Restore it, or train in another folder, with --init_from a checkpoint."
-        )
-    return read_object(folder / RUN_FILE)
-
-
 def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a resumed run, which keeps what each previous run was made from.
 
     Args:
-        previous: Record of the run so far.
+        previous: Record of the run so far; empty if there is none.
         run: Description of the run that is about to begin.
 
     Raises:
-        ValueError: If anything differs that changes an update; the message names all.
+        ValueError: If there is no record, or if anything differs that changes an update; the
+            message names all.
     """
+    if not previous:
+        raise ValueError(
+            f"--resume needs the {RUN_FILE} of the run in --output_dir, got none. Restore it, or "
+            "train in another folder, with --init_from a checkpoint."
+        )
     settings, arguments, sums = (
         _differences(previous.get(part, {}), run[part])
         for part in ("settings", "arguments", "sha256")

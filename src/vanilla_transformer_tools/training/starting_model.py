@@ -7,7 +7,6 @@ of two narrow matrices for each linear map, which is merged into the map at the 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -120,7 +119,14 @@ def build_model(
     tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
     model = start.model or _initialise_model(settings, start.config, tokenizers)
     _begin_with_languages(model, tokenizers)
-    _check_positions(model, settings.max_length)
+    # Only learned positions end.
+    last = getattr(model.config, "last_position", math.inf)
+    if settings.max_length > last:
+        raise ValueError(
+            f"--max_length {settings.max_length} is longer than the learned positions, which end "
+            f"after {last} tokens. Give --max_length {last}, or, for a new model, more "
+            "positions: --config max_position_embeddings=N."
+        )
     choose_parameters(model, settings)
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
@@ -129,17 +135,6 @@ def build_model(
         torch.compiler.reset()
         compile_layers(model)
     return tokenizers, model
-
-
-def _check_positions(model: PreTrainedModel, max_length: int) -> None:
-    """Rejects learned positions that end before the longest text that is not cut."""
-    last = getattr(model.config, "last_position", math.inf)
-    if max_length > last:
-        raise ValueError(
-            f"--max_length {max_length} is longer than the learned positions, which end "
-            f"after {last} tokens. Give --max_length {last}, or, for a new model, more "
-            "positions: --config max_position_embeddings=N."
-        )
 
 
 def saved_start(settings: TrainSettings, name: str) -> Start:
@@ -271,13 +266,11 @@ def choose_parameters(model: PreTrainedModel, settings: TrainSettings) -> None:
     Raises:
         ValueError: If a pattern or a name of a module matches nothing, or all is frozen.
     """
-    if settings.freeze:
-        _freeze(model, settings.freeze)
     if settings.peft:
         _add_lora(model, settings)
-
-
-def _freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
+    patterns = settings.freeze
+    if not patterns:
+        return
     # A matrix that is tied has several names.
     names = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -285,7 +278,7 @@ def _freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
     all_names = sorted(name for tied in names.values() for name in tied)
     faults = [
         f"--freeze {pattern!r} matches no parameter. Take a word, {' '.join(_PARTS)}, or a pattern "
-        f"of names such as {_examples(all_names)}."
+        f"of names such as {', '.join(all_names[:: -(-len(all_names) // _EXAMPLES)])}."
         for pattern in patterns
         if not any(_matches(name, pattern) for name in all_names)
     ]
@@ -311,10 +304,6 @@ def _matches(name: str, pattern: str) -> bool:
     if pattern in _PARTS:
         return pattern == next((part for part, names in _PARTS.items() if names.match(name)), None)
     return fnmatchcase(name, pattern)
-
-
-def _examples(names: Sequence[str]) -> str:
-    return ", ".join(names[:: -(-len(names) // _EXAMPLES)])
 
 
 def _add_lora(model: PreTrainedModel, settings: TrainSettings) -> None:
