@@ -53,6 +53,14 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER_PREFIX = "base_model.model."
 _ADAPTER = "default"
 
+_NOT_OURS = (
+    "--init_from or --tokenizer needs a model of this package, got {}. A pretrained model comes in, "
+    "with its tokenizer, by `vanilla-transformer import`; then give the new folder. A folder with a "
+    "tokenizer of this package will do for --tokenizer. A SentencePiece file, or a tokenizer "
+    "without a model, cannot be taken over; train one of the same kind on the same text: "
+    "--tokenizer_kind bpe or unigram, --vocab_size, and --symbols for tokens to keep whole."
+)
+
 # Words of --freeze, each for the parameters whose names match; those of embeddings match first.
 _PARTS = {
     "embeddings": re.compile(r"(.*\.)?(shared|embed_\w+)\."),
@@ -150,34 +158,20 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
             without languages.
     """
     if Path(name).is_file():
-        raise _refused(settings, name, f"the file {name!r}")
+        raise ValueError(_NOT_OURS.format(f"the file {name!r}"))
     config = load_config(name) if find_file(name, CONFIG_NAME) else None
     if config and config.model_type != VanillaTransformerConfig.model_type:
-        raise _refused(settings, name, f"a model of the type {config.model_type!r} in {name!r}")
+        got = f"a model of the type {config.model_type!r} in {name!r}"
+        raise ValueError(_NOT_OURS.format(got))
     tokenizers = TokenizerPair.from_pretrained(name)
     if not (config or isinstance(tokenizers.source, VanillaTransformerTokenizer)):
-        raise _refused(settings, name, f"a {type(tokenizers.source).__name__} in {name!r}")
+        got = f"a {type(tokenizers.source).__name__} in {name!r}"
+        raise ValueError(_NOT_OURS.format(got))
     if not settings.tag_column:
         languages = settings.source_language, settings.target_language
         tokenizers = tokenizers.between(*languages, read_generation_config(name))
     _check_vocabularies(settings, name, tokenizers)
     return Start(tokenizers, config=config)
-
-
-def _refused(settings: TrainSettings, name: str, got: str) -> ValueError:
-    """The error for what is no model and no tokenizer of this package."""
-    if name == settings.init_from:
-        return ValueError(
-            f"--init_from needs a model of this package, got {got}. Bring it in by "
-            "`vanilla-transformer import`."
-        )
-    return ValueError(
-        f"--tokenizer needs a folder with a tokenizer or a model of this package, got {got}. The "
-        "tokenizer of a pretrained model comes in with its model: `vanilla-transformer import`, "
-        "then --tokenizer or --init_from with the new folder. A SentencePiece file, or a tokenizer "
-        "without a model, cannot be taken over; train one of the same kind on the same text: "
-        "--tokenizer_kind bpe or unigram, --vocab_size, and --symbols for tokens to keep whole."
-    )
 
 
 def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
