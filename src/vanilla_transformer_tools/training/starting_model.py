@@ -54,10 +54,10 @@ _ADAPTER_PREFIX = "base_model.model."
 _ADAPTER = "default"
 
 _NOT_OURS = (
-    "--init_from or --tokenizer needs a model of this package, got {}. A pretrained model comes in, "
-    "with its tokenizer, by `vanilla-transformer import`; then give the new folder. A folder with a "
-    "tokenizer of this package will do for --tokenizer. A SentencePiece file, or a tokenizer "
-    "without a model, cannot be taken over; train one of the same kind on the same text: "
+    "--init_from or --tokenizer needs a model of this package, got {}. A pretrained model comes "
+    "in, with its tokenizer, by `vanilla-transformer import`; then give the new folder. A folder "
+    "with a tokenizer of this package will do for --tokenizer. A SentencePiece file, or a "
+    "tokenizer without a model, cannot be taken over; train one of the same kind on the same text: "
     "--tokenizer_kind bpe or unigram, --vocab_size, and --symbols for tokens to keep whole."
 )
 
