@@ -89,10 +89,7 @@ class DistilSettings(TrainSettings):
 
 def distil(argv: list[str]) -> None:
     """Train a small student on the translations of a teacher."""
-    options = read_options(distil, DistilSettings, _EXAMPLE, argv)
-    if options is None:
-        return
-    settings, arguments = options.settings, options.arguments
+    settings, arguments, _ = read_options(distil, DistilSettings, _EXAMPLE, argv)
     _check(settings, arguments.world_size)
 
     from vanilla_transformer_tools.training.checkpoints import (
