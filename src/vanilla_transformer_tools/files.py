@@ -496,12 +496,7 @@ def _make(parent: Path, prefix: str, make: Callable[[Path], None]) -> tuple[Path
 
 
 def _lock(path: Path, waits: bool) -> int:
-    """Opens and locks a file or folder.
-
-    Raises:
-        FileNotFoundError: If it is not there, or not any more.
-        OSError: If it is locked, belongs to somebody else, or cannot be locked here.
-    """
+    """Opens and locks a file or folder; FileNotFoundError: it is not there, or not any more."""
     if sys.platform == "win32":
         raise OSError(errno.ENOTSUP, "There is no flock on Windows", str(path))
     # Without O_NONBLOCK, opening a pipe would wait for its other end.

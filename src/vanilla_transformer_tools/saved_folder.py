@@ -509,10 +509,6 @@ def _check_weights(model_name_or_path: str, revision: str | None) -> None:
     """Rejects weights of integers, and a config for a far larger model than they are.
 
     Such a model would be built, and filled with random numbers, before anything is compared.
-
-    Raises:
-        ValueError: If a header is damaged, a weight is no floating-point number, or the config is
-            for another model.
     """
     types: dict[str, str] = {}
     numbers = 0

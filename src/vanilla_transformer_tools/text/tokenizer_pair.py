@@ -152,11 +152,7 @@ class TokenizerPair:
         return cls.joint(source)
 
     def _check_config(self, config: dict[str, Any], name: str) -> None:
-        """Rejects tokenizers that are not the model's; ids that the config lacks are not compared.
-
-        Raises:
-            ValueError: If sizes or special ids differ.
-        """
+        """Rejects tokenizers of other sizes or special ids than the config, where it has any."""
         sizes = {
             "source": (self.source, config.get("vocab_size")),
             "target": (self.target, config.get("decoder_vocab_size") or config.get("vocab_size")),

@@ -42,16 +42,13 @@ _UPDATES_OF_A_PASS = 16
 
 
 class _Kind(NamedTuple):
-    """Differences between a CPU and a GPU.
+    """Differences between a CPU and a GPU."""
 
-    Attributes:
-        largest_batch: Tokens of the largest batch that `--minutes` chooses.
-        timed_pairs: Pairs of 40 tokens in each batch that is timed; two batches show a fixed time.
-        costs: Work per token compared with `tiny`.
-    """
-
+    # Tokens of the largest batch that `--minutes` chooses.
     largest_batch: int
+    # Pairs of 40 tokens in each batch that is timed; two batches show a fixed time.
     timed_pairs: tuple[int, ...]
+    # Work per token compared with `tiny`.
     costs: dict[str, float]
 
 

@@ -208,11 +208,7 @@ def _choose_tokenizers(
 def _choose_metric(
     arguments: Seq2SeqTrainingArguments, tokenizers: Mapping[str, BleuTokenizer]
 ) -> None:
-    """Sets the score that chooses checkpoints, and its direction.
-
-    Where no tokenizer of BLEU fits the references, it is chrF. By default, Trainer prefers lower
-    values of losses only.
-    """
+    """Sets the score that chooses checkpoints, chrF where no BLEU fits, and its direction."""
     prefix, score = split_metric(metric_of(arguments))
     tokenizer = tokenizers.get(prefix.rstrip("_") or VALIDATION)
     if score == "bleu" and tokenizer and not tokenizer.fits:
@@ -273,11 +269,7 @@ def choose_batch_size(
 
 
 def _model_without_values(settings: TrainSettings, start: Start) -> PreTrainedModel:
-    """The model of a run on the meta device.
-
-    A vocabulary is taken to be as large as it may become. Frozen weights count as trained ones, but
-    those beside an adapter do not.
-    """
+    """The model of a run on the meta device, with the largest vocabulary that it may get."""
     config = start.config
     if start.model is None:
         target = settings.target_vocab_size or settings.vocab_size
@@ -289,6 +281,7 @@ def _model_without_values(settings: TrainSettings, start: Start) -> PreTrainedMo
         )
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config)
+    # Frozen weights count as trained ones, but those beside an adapter do not.
     return model.requires_grad_(settings.peft is None)
 
 

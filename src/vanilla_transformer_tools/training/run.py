@@ -244,13 +244,9 @@ def _end_of(plan: RunPlan, started: float) -> StopOnRequest:
 def _run(
     plan: RunPlan, trainer: TokenBatchTrainer, stop: StopOnRequest, log: JsonLinesLog
 ) -> tuple[Outcome, BaseException | None]:
-    """Trains, then puts the best weights into the model.
+    """Trains, and puts the best weights into the model.
 
-    Returns:
-        Their description, and what ended the run early: a signal, divergence, or None.
-
-    Raises:
-        DivergedError: If there is no finite checkpoint.
+    Returns their description, and what ended the run early: a signal, divergence, or None.
     """
     settings, moving_average = plan.settings, trainer.moving_average
     trainer.add_callback(log)
@@ -280,11 +276,7 @@ def _run(
 def _back_to_last_checkpoint(
     trainer: TokenBatchTrainer, error: DivergedError
 ) -> tuple[Outcome, DivergedError]:
-    """Loads the last finite weights of a run that diverged; returns them and the error to raise.
-
-    Raises:
-        DivergedError: If there are none.
-    """
+    """Loads the last finite weights of a run that diverged; returns them and the error to raise."""
     folder = Path(trainer.args.output_dir)
     advice = (
         f"Lower --learning_rate, now {trainer.args.learning_rate:g}, or lengthen --warmup_steps, "

@@ -1,7 +1,6 @@
 """The tokenizers and the model that a run starts with, and what it trains of a saved model.
 
-That is all of it, all but what is frozen, or an adapter beside it (LoRA, Hu et al. 2021): a product
-of two narrow matrices for each linear map, which is merged into the map at the end.
+That is all of it, all but what is frozen, or an adapter (LoRA, Hu et al. 2021), which is merged.
 """
 
 import math
