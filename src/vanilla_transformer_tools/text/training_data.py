@@ -20,25 +20,6 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 
 @dataclass(frozen=True)
-class Period:
-    """The unit of the numbers of `TrainingData`.
-
-    Attributes:
-        one: A period with its article.
-        several: The plural.
-        is_corpus: Whether a period holds all pairs.
-    """
-
-    one: str
-    several: str
-    is_corpus: bool
-
-
-EPOCH = Period("an epoch", "epochs", is_corpus=True)
-BUFFER = Period("a buffer", "buffers", is_corpus=False)
-
-
-@dataclass(frozen=True)
 class TrainingData:
     """Token ids of the training pairs, how they are batched, and their statistics.
 
@@ -46,7 +27,7 @@ class TrainingData:
         dataset: Dataset of a `DataLoader`.
         batching: Arguments of `DataLoader` that decide on the batches.
         set_epoch: Chooses the epoch of the next iteration, counted from 0.
-        period: Unit of the following numbers: an epoch, or the first buffer of a stream.
+        is_corpus: Whether the numbers are of an epoch, and not of a stream's first buffer.
         pairs: Number of pairs.
         truncated_pairs: Number of pairs with a truncated side.
         batches: Number of batches that each process goes through.
@@ -57,21 +38,27 @@ class TrainingData:
     dataset: Dataset | SegmentedPairs | TokenBatchStream
     batching: dict[str, Any]
     set_epoch: Callable[[int], None]
-    period: Period
+    is_corpus: bool
     pairs: int
     truncated_pairs: int
     batches: int
     tokens: int
     padding: float
 
+    @property
+    def period(self) -> str:
+        """What the numbers are of, in words."""
+        return "an epoch" if self.is_corpus else "a buffer"
+
     def describe_pairs(self) -> str:
         """Number of pairs and of truncated ones, in words."""
-        pairs = f"{self.pairs:,}" if self.period.is_corpus else f"{self.pairs:,} {self.period.one}"
-        return f"{pairs}, {self.truncated_pairs:,} of them cut to the maximal length"
+        of_buffer = "" if self.is_corpus else f" {self.period}"
+        cut = f"{self.truncated_pairs:,} of them cut to the maximal length"
+        return f"{self.pairs:,}{of_buffer}, {cut}"
 
     def describe_batches(self) -> str:
         """Number of batches and share of padding, in words."""
-        return f"{self.batches:,} {self.period.one}, {100 * self.padding:.1f} % padding"
+        return f"{self.batches:,} {self.period}, {100 * self.padding:.1f} % padding"
 
     def record(self, epochs: float) -> dict[str, float | None]:
         """Facts in `run.json` about a run over `epochs`; None for unknown ones."""
@@ -80,7 +67,7 @@ class TrainingData:
             "truncated_pairs": self.truncated_pairs,
             "epochs": round(epochs, 2),
         }
-        return {name: count if self.period.is_corpus else None for name, count in counts.items()}
+        return {name: count if self.is_corpus else None for name, count in counts.items()}
 
 
 def build_data(
@@ -146,7 +133,7 @@ def in_epochs(
         dataset,
         {"batch_sampler": sampler},
         sampler.set_epoch,
-        EPOCH,
+        True,
         len(dataset),
         truncated_pairs,
         len(sampler),
@@ -163,7 +150,7 @@ def _in_buffers(stream: TokenBatchStream, processes: int) -> TrainingData:
         {"batch_size": None},
         # It numbers its buffers itself.
         lambda epoch: None,
-        BUFFER,
+        False,
         processes * stream.buffer_size,
         processes * stream.truncated_pairs,
         stream.batches_per_buffer,

@@ -188,13 +188,7 @@ def _size(preset: PresetName, config: tuple[str, ...]) -> _Size:
 
 
 def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> CorpusStats:
-    """Looks at the first pairs, and trains on this machine for some seconds.
-
-    Args:
-        minutes: Length of the run.
-        arguments: Trainer's arguments.
-        pairs: Training pairs.
-    """
+    """Looks at the first training pairs, and trains on this machine for some seconds."""
     speed = training_speed(arguments)
     words: Counter[str] = Counter()
     characters: Counter[str] = Counter()

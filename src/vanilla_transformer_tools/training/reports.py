@@ -76,10 +76,11 @@ def forecast(
     minutes = seconds * data.batches / 60
     if minutes_left is None:
         periods = max(0, updates - first_update) * length
-        end = f"{periods:.3g} {data.period.several} end {_moment(60 * minutes * periods)}"
+        several = "epochs" if data.is_corpus else "buffers"
+        end = f"{periods:.3g} {several} end {_moment(60 * minutes * periods)}"
     else:
         end = f"the run ends {_moment(60 * max(0.0, minutes_left))} (evaluation counted)"
-    yield f"time        about {minutes:.1f} minutes {data.period.one}; {end}"
+    yield f"time        about {minutes:.1f} minutes {data.period}; {end}"
     if minutes_left is None:
         yield "            (evaluation not counted)"
 
@@ -276,7 +277,7 @@ class Progress(TrainerCallback):
         """Step and epoch; a stream has no epochs."""
         width = len(f"{state.max_steps:,}")
         yield f"step {state.global_step:>{width},}/{state.max_steps:,}"
-        if self.data.period.is_corpus:
+        if self.data.is_corpus:
             yield f"epoch {state.epoch or 0:.2f}"
 
     def _measure_speed(self, args: TrainingArguments, state: TrainerState) -> str:

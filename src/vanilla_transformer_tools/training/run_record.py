@@ -101,12 +101,8 @@ def describe_run(
 ) -> dict[str, Any]:
     """Settings, data, versions and hardware of a run, as JSON that may be published.
 
-    It holds no secrets, and only the last part of each path; `sha256` identifies the data.
-
-    Args:
-        settings: Our settings.
-        arguments: Trainer's arguments.
-        first_update: Number of updates before it, in a run that is resumed.
+    It holds no secrets, and only the last part of each path; `sha256` identifies the data, and
+    `first_update` is the number of updates before it, in a run that is resumed.
     """
     return clean_record(
         {

@@ -88,11 +88,7 @@ NEW = Start()
 
 
 def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start:
-    """Loads what a run starts with.
-
-    Args:
-        settings: Settings of the run.
-        checkpoint: Folder to resume from; None for a new run.
+    """Loads what a run starts with: from a checkpoint, which is given if it is resumed.
 
     Raises:
         ValueError: If model, tokenizers and settings do not fit together.
@@ -250,11 +246,7 @@ def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
 
 
 def choose_parameters(model: PreTrainedModel, settings: TrainSettings) -> None:
-    """Makes a model train what the settings ask for.
-
-    Args:
-        model: Changed in place: parameters are frozen, or linear layers get adapters.
-        settings: Settings of the run.
+    """Freezes the parameters that the settings name, or gives linear layers adapters.
 
     Raises:
         ValueError: If a pattern or a name of a module matches nothing, or all is frozen.
