@@ -15,6 +15,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training import starting_model
 from vanilla_transformer_tools.training.averaging import Outcome
+from vanilla_transformer_tools.training.recipe import new_config
 from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 
 from ..support.training_runs import SIZES
@@ -27,7 +28,9 @@ SETTINGS = TrainSettings(
 
 def build(**changes):
     settings = TrainSettings(**vars(SETTINGS) | changes)
-    return starting_model.build_model(settings, starting_model.load_start(settings), PAIRS)
+    start = starting_model.load_start(settings)
+    config = new_config(settings, start.config)
+    return starting_model.build_model(settings, start, config, PAIRS)
 
 
 def test_new_model_generates_with_the_search_of_the_paper():
@@ -101,7 +104,8 @@ def test_new_model_is_compiled_and_attends_as_it_is_asked_for(monkeypatch, given
     pairs = Dataset.from_dict({"source": ["a b"], "target": ["b a"]})
     settings = TrainSettings(config=SIZES, tokenizer_kind="word", vocab_size=6, **given)
 
-    _, model = starting_model.build_model(settings, starting_model.NEW, pairs)
+    config = new_config(settings, None)
+    _, model = starting_model.build_model(settings, starting_model.NEW, config, pairs)
 
     assert model.config._attn_implementation == given.get("attn_implementation", "sdpa")
     assert compiled == (["reset", model] if "compile_layers" in given else [])

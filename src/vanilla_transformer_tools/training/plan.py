@@ -20,6 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.fast_loss_vanilla_transformer import chunk_rows
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     BleuTokenizer,
@@ -85,6 +86,7 @@ class RunPlan:
         arguments: Trainer's arguments, as they are executed.
         corpus: The text of the run.
         start: What the run takes over from a saved model.
+        config: The model's config; a vocabulary to be learned is as large as it may become.
         checkpoint: Folder to resume from; None for a new run.
         decisions: What `--minutes` chose, and why.
         batch_reason: Why the batches have their size; empty if the user knows it.
@@ -96,6 +98,7 @@ class RunPlan:
     arguments: Seq2SeqTrainingArguments
     corpus: Corpus
     start: Start
+    config: VanillaTransformerConfig
     checkpoint: Path | None
     decisions: tuple[Decision, ...]
     batch_reason: str
@@ -159,6 +162,7 @@ def plan_run(
     elif settings.minutes is not None:
         decisions = decisions_on_record(previous, settings, given)
     settings = follow(decisions, settings, arguments, given)
+    config = start.config if start.model and start.config else new_config(settings, start.config)
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     _choose_metric(arguments, tokenizers)
@@ -166,7 +170,7 @@ def plan_run(
     tokens, reason = settings.max_tokens_per_batch or known, ""
     if not tokens:
         number = None if settings.streaming else len(pairs)
-        tokens, reason = choose_batch_size(settings, arguments, start, number, decisions)
+        tokens, reason = choose_batch_size(settings, arguments, config, number, decisions)
     settings = replace(settings, max_tokens_per_batch=tokens)
     run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
     if checkpoint:
@@ -176,7 +180,7 @@ def plan_run(
     run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
     run[INNER_ENDS] = share
     return RunPlan(
-        settings, arguments, corpus, start, checkpoint, decisions, reason, tokenizers, run
+        settings, arguments, corpus, start, config, checkpoint, decisions, reason, tokenizers, run
     )
 
 
@@ -221,7 +225,7 @@ def _choose_metric(
 def choose_batch_size(
     settings: TrainSettings,
     arguments: TrainingArguments,
-    start: Start,
+    config: VanillaTransformerConfig,
     pairs: int | None,
     decisions: Collection[Decision] = (),
 ) -> tuple[int, str]:
@@ -230,7 +234,7 @@ def choose_batch_size(
     Args:
         settings: Settings of the run.
         arguments: Trainer's arguments.
-        start: What the run takes over from a saved model.
+        config: The model's config.
         pairs: Number of training pairs; None for a stream.
         decisions: Decisions of --minutes, of which one may be on the batches.
 
@@ -248,9 +252,11 @@ def choose_batch_size(
         accumulated = arguments.gradient_accumulation_steps
         planned, reason = _default_of_gpu(settings, accumulated, pairs)
     processes = arguments.world_size
-    model = _model_without_values(settings, start)
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(config)
     memory = estimated_memory(
-        model,
+        # Frozen weights count as trained ones, but those beside an adapter do not.
+        model.requires_grad_(settings.peft is None),
         arguments.device,
         is_half=arguments.bf16 or arguments.fp16,
         passes=2 if settings.r_drop else 1,
@@ -266,23 +272,6 @@ def choose_batch_size(
     fewest = min(planned, 4 * processes * settings.max_length)
     tokens = max(fewest, room // 1000 * 1000)
     return tokens, f"because {planned:,} do not fit {free / 1e9:.1f} GB of free memory, by estimate"
-
-
-def _model_without_values(settings: TrainSettings, start: Start) -> PreTrainedModel:
-    """The model of a run on the meta device, with the largest vocabulary that it may get."""
-    config = start.config
-    if start.model is None:
-        target = settings.target_vocab_size or settings.vocab_size
-        config = new_config(
-            settings,
-            start.config,
-            settings.vocab_size,
-            target if settings.separate_vocabularies else None,
-        )
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config)
-    # Frozen weights count as trained ones, but those beside an adapter do not.
-    return model.requires_grad_(settings.peft is None)
 
 
 def _default_of_gpu(

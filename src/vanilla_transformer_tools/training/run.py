@@ -149,7 +149,7 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
     settings, arguments, filtered = plan.settings, plan.arguments, plan.corpus.filtered
     limit_waiting(arguments)
     set_seed(arguments.seed)
-    tokenizers, model = build_model(settings, plan.start, filtered.kept)
+    tokenizers, model = build_model(settings, plan.start, plan.config, filtered.kept)
     data = build_data(plan.corpus, tokenizers, settings, arguments)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)

@@ -3,6 +3,7 @@
 That is all of it, all but what is frozen, or an adapter (LoRA, Hu et al. 2021), which is merged.
 """
 
+import copy
 import math
 import re
 from collections import defaultdict
@@ -16,7 +17,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import CONFIG_NAME
 
@@ -40,7 +41,6 @@ from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.token_cache import cached_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
-from vanilla_transformer_tools.training.recipe import new_config
 
 # Section 6.1.
 NUM_BEAMS = 4
@@ -81,7 +81,7 @@ class Start(NamedTuple):
 
     tokenizers: TokenizerPair | None = None
     model: PreTrainedModel | None = None
-    config: PreTrainedConfig | None = None
+    config: VanillaTransformerConfig | None = None
 
 
 NEW = Start()
@@ -107,20 +107,23 @@ def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start
 
 
 def build_model(
-    settings: TrainSettings, start: Start, pairs: Dataset
+    settings: TrainSettings, start: Start, config: VanillaTransformerConfig, pairs: Dataset
 ) -> tuple[TokenizerPair, PreTrainedModel]:
     """Tokenizers and model, ready to train: those of `start`, or new ones.
 
     Args:
         settings: Settings of the run.
         start: What the run takes over; its model is changed in place.
+        config: Config of a new model; its vocabularies get the sizes of those that are learned.
         pairs: Text that new tokenizers learn from.
 
     Raises:
         ValueError: If model and settings do not fit together.
     """
     tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
-    model = start.model or _initialise_model(settings, start.config, tokenizers)
+    if start.config is None:
+        config = _with_sizes(config, tokenizers)
+    model = start.model or _initialise_model(config, settings.max_length)
     _begin_with_languages(model, tokenizers)
     # Only learned positions end.
     last = getattr(model.config, "last_position", math.inf)
@@ -155,7 +158,7 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
     if Path(name).is_file():
         raise ValueError(_NOT_OURS.format(f"the file {name!r}"))
     config = load_config(name) if find_file(name, CONFIG_NAME) else None
-    if config and config.model_type != VanillaTransformerConfig.model_type:
+    if config and not isinstance(config, VanillaTransformerConfig):
         got = f"a model of the type {config.model_type!r} in {name!r}"
         raise ValueError(_NOT_OURS.format(got))
     tokenizers = TokenizerPair.from_pretrained(name)
@@ -179,17 +182,25 @@ def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> 
             config.decoder_start_token_id = tokenizers.start_token
 
 
-def _initialise_model(
-    settings: TrainSettings, saved: PreTrainedConfig | None, tokenizers: TokenizerPair
-) -> PreTrainedModel:
-    target_size = None if tokenizers.is_joint else len(tokenizers.target)
-    config = new_config(settings, saved, len(tokenizers.source), target_size)
+def _with_sizes(
+    config: VanillaTransformerConfig, tokenizers: TokenizerPair
+) -> VanillaTransformerConfig:
+    """A copy of a config for the vocabularies of these tokenizers."""
+    config = copy.deepcopy(config)
+    config.vocab_size = len(tokenizers.source)
+    if not tokenizers.is_joint:
+        config.share_encoder_decoder_embeddings = False
+        config.decoder_vocab_size = len(tokenizers.target)
+    return config
+
+
+def _initialise_model(config: VanillaTransformerConfig, max_length: int) -> PreTrainedModel:
     model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.update(
         num_beams=NUM_BEAMS,
         length_penalty=LENGTH_PENALTY,
         # The start token, and the longest output that the longest source may have.
-        max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
+        max_length=1 + max_length + MAX_EXTRA_TOKENS,
     )
     return model
 
