@@ -371,6 +371,12 @@ def checksum(path: str | os.PathLike[str], kind: str = "sha256") -> str:
         return hashlib.file_digest(file, _DIGESTS[kind]).hexdigest()
 
 
+def checksum_of_all(files: Iterable[Path]) -> str:
+    """SHA-256 of the names and checksums of files, in alphabetical order."""
+    lines = [f"{file.name} {checksum(file)}\n" for file in sorted(files) if file.is_file()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 @contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder that only this user may read; it is deleted at the end.

@@ -1,7 +1,6 @@
 """What a run leaves of itself: the record that repeats and continues it, its log, and curves."""
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -9,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -20,7 +19,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.figures import new_figure, save_figure
-from vanilla_transformer_tools.files import checksum, write_lines
+from vanilla_transformer_tools.files import checksum, checksum_of_all, write_lines
 from vanilla_transformer_tools.saved_folder import LOG_FILE, RUN_FILE
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
@@ -104,19 +103,18 @@ def describe_run(
     It holds no secrets, and only the last part of each path; `sha256` identifies the data, and
     `first_update` is the number of updates before it, in a run that is resumed.
     """
-    return clean_record(
-        {
-            "first_update": first_update,
-            "command": sys.argv,
-            "hardware": hardware(arguments.device),
-            "python": platform.python_version(),
-            "versions": {package: version(package) for package in _PACKAGES},
-            "commit": _commit(),
-            "sha256": _checksums(settings),
-            "settings": dataclasses.asdict(settings),
-            "arguments": arguments.to_dict(),
-        }
-    )
+    record = {
+        "first_update": first_update,
+        "command": sys.argv,
+        "hardware": hardware(arguments.device),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in _PACKAGES},
+        "commit": _commit(),
+        "sha256": _checksums(settings),
+        "settings": dataclasses.asdict(settings),
+        "arguments": arguments.to_dict(),
+    }
+    return clean_record(record)
 
 
 def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,17 +172,11 @@ def _checksums(settings: TrainSettings) -> dict[str, str]:
     for path in filter(os.path.isdir, paths):
         # Those are copies that `datasets` computed from the dataset.
         files = [file for file in Path(path).rglob("*") if not file.name.startswith("cache-")]
-        checksums[path] = _checksum_of_folder(files)
+        checksums[path] = checksum_of_all(files)
     if settings.init_from and os.path.isdir(settings.init_from):
         weights = Path(settings.init_from).glob("*.safetensors")
-        checksums[settings.init_from] = _checksum_of_folder(weights)
+        checksums[settings.init_from] = checksum_of_all(weights)
     return checksums
-
-
-def _checksum_of_folder(files: Iterable[Path]) -> str:
-    """SHA-256 of the names and checksums of the files of a folder, in alphabetical order."""
-    lines = [f"{file.name} {checksum(file)}\n" for file in sorted(files) if file.is_file()]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _commit() -> str | None:

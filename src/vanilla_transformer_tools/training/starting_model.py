@@ -121,9 +121,7 @@ def build_model(
         ValueError: If model and settings do not fit together.
     """
     tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
-    if start.config is None:
-        config = _with_sizes(config, tokenizers)
-    model = start.model or _initialise_model(config, settings.max_length)
+    model = start.model or _initialise_model(settings, start, config, tokenizers)
     _begin_with_languages(model, tokenizers)
     # Only learned positions end.
     last = getattr(model.config, "last_position", math.inf)
@@ -182,25 +180,25 @@ def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> 
             config.decoder_start_token_id = tokenizers.start_token
 
 
-def _with_sizes(
-    config: VanillaTransformerConfig, tokenizers: TokenizerPair
-) -> VanillaTransformerConfig:
-    """A copy of a config for the vocabularies of these tokenizers."""
+def _initialise_model(
+    settings: TrainSettings,
+    start: Start,
+    config: VanillaTransformerConfig,
+    tokenizers: TokenizerPair,
+) -> PreTrainedModel:
     config = copy.deepcopy(config)
-    config.vocab_size = len(tokenizers.source)
-    if not tokenizers.is_joint:
-        config.share_encoder_decoder_embeddings = False
-        config.decoder_vocab_size = len(tokenizers.target)
-    return config
-
-
-def _initialise_model(config: VanillaTransformerConfig, max_length: int) -> PreTrainedModel:
+    # Otherwise the model of --tokenizer has decided on them.
+    if start.config is None:
+        config.vocab_size = len(tokenizers.source)
+        if not tokenizers.is_joint:
+            config.share_encoder_decoder_embeddings = False
+            config.decoder_vocab_size = len(tokenizers.target)
     model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.update(
         num_beams=NUM_BEAMS,
         length_penalty=LENGTH_PENALTY,
         # The start token, and the longest output that the longest source may have.
-        max_length=1 + max_length + MAX_EXTRA_TOKENS,
+        max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
     )
     return model
 
