@@ -389,7 +389,7 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     _check_weights(model_name_or_path, loading.get("revision"))
     loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
     name = model_name_or_path
-    with _without_load_report(), naming_code(name), _naming_damage(name):
+    with _without_load_report(), _naming_folder(name):
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             name,
             output_loading_info=True,
@@ -419,14 +419,14 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
 
 
 @contextmanager
-def naming_code(model_name_or_path: str) -> Iterator[None]:
-    """Says of a folder that cannot be loaded without its own code that it is this which is missing.
-
-    Raises:
-        ValueError: Instead of Transformers' error.
-    """
+def _naming_folder(model_name_or_path: str) -> Iterator[None]:
+    """Names the folder in errors about damaged weights, and about code that was not run."""
     try:
         yield
+    except SafetensorError as error:
+        raise ValueError(
+            f"The weights of {model_name_or_path!r} are damaged: {error}. Copy the model again."
+        ) from error
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
@@ -434,16 +434,6 @@ def naming_code(model_name_or_path: str) -> Iterator[None]:
             f"{model_name_or_path!r} wants to run code of its own (`auto_map` in its files), which "
             "was not run. If you have read that code and trust it, give --trust_remote_code to a "
             "command that has this option, or `trust_remote_code=True`."
-        ) from error
-
-
-@contextmanager
-def _naming_damage(model_name_or_path: str) -> Iterator[None]:
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(
-            f"The weights of {model_name_or_path!r} are damaged: {error}. Copy the model again."
         ) from error
 
 
@@ -455,7 +445,7 @@ def load_config(model_name_or_path: str) -> PreTrainedConfig:
         OSError: If there is no such model.
     """
     local_folder(model_name_or_path)
-    with naming_code(model_name_or_path):
+    with _naming_folder(model_name_or_path):
         return AutoConfig.from_pretrained(model_name_or_path, trust_remote_code=False)
 
 
@@ -474,7 +464,7 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
     folder = local_folder(model_name_or_path)
     if folder:
         check_objects(folder)
-    with naming_code(model_name_or_path):
+    with _naming_folder(model_name_or_path):
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 model_name_or_path, **{"trust_remote_code": False, **loading}
@@ -513,7 +503,7 @@ def _check_weights(model_name_or_path: str, revision: str | None) -> None:
     types: dict[str, str] = {}
     numbers = 0
     for file in _safetensors(model_name_or_path, revision):
-        with _naming_damage(model_name_or_path), safe_open(file, "pt") as weights:
+        with _naming_folder(model_name_or_path), safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118
                 tensor = weights.get_slice(name)
                 types[name] = tensor.get_dtype()

@@ -45,8 +45,6 @@ _runtime = partial(option, group="export to a runtime")
 _picture = partial(option, group="page or picture")
 _alignments = partial(option, group="alignments")
 _translation = partial(option, group="translation")
-_languages = partial(option, group="languages")
-_mapping = partial(option, group="mapping")
 
 
 @dataclass(frozen=True)
@@ -785,8 +783,8 @@ class DemoSettings:
         "File of lines to try, one a line. Default: lines of the model card, or else of the "
         "validation data, if they are found."
     )
-    source_language: str | None = _languages(_SOURCE_LANGUAGE)
-    target_language: str | None = _languages(_TARGET_LANGUAGE)
+    source_language: str | None = option(_SOURCE_LANGUAGE, group="languages")
+    target_language: str | None = option(_TARGET_LANGUAGE, group="languages")
     dtype: DTypeName = option(_DTYPE, "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 
@@ -800,12 +798,13 @@ class ImportSettings:
         "fit; with --keep_vocabulary, how many entries would be kept. Writes nothing.",
         False,
     )
-    mapping: str | None = _mapping(
+    mapping: str | None = option(
         "YAML file that says which tensors of SOURCE make up which of ours, for weights of any "
-        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder."
+        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder.",
+        group="mapping",
     )
-    tokenizer: str | None = _mapping(
-        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only."
+    tokenizer: str | None = option(
+        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only.", group="mapping"
     )
     keep_vocabulary: list[str] | None = _vocabulary(
         "Keeps only the entries of the vocabulary that these text files use, with all characters, "
