@@ -71,10 +71,7 @@ class TrainingData:
 
 
 def build_data(
-    corpus: Corpus,
-    tokenizers: TokenizerPair,
-    settings: TrainSettings,
-    arguments: TrainingArguments,
+    corpus: Corpus, tokenizers: TokenizerPair, settings: TrainSettings, arguments: TrainingArguments
 ) -> TrainingData:
     """Training data of the kind that the settings ask for.
 

@@ -42,10 +42,7 @@ from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
 from vanilla_transformer_tools.training.corpus_stats import measure
 from vanilla_transformer_tools.training.recipe import new_config, schedule
-from vanilla_transformer_tools.training.run_record import (
-    continued_record,
-    describe_run,
-)
+from vanilla_transformer_tools.training.run_record import continued_record, describe_run
 from vanilla_transformer_tools.training.starting_model import NEW, Start
 from vanilla_transformer_tools.translation.engine_choice import INNER_ENDS, MOST_INNER_ENDS
 from vanilla_transformer_tools.translation.sentences import has_inner_end
@@ -294,11 +291,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def estimated_memory(
-    model: PreTrainedModel,
-    device: torch.device,
-    is_half: bool,
-    passes: int = 1,
-    copies: int = 0,
+    model: PreTrainedModel, device: torch.device, is_half: bool, passes: int = 1, copies: int = 0
 ) -> Memory:
     """Estimate for training a model in float32, with or without autocast.
 

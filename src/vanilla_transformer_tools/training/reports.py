@@ -15,12 +15,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import (
-    PrinterCallback,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -180,11 +175,7 @@ class Progress(TrainerCallback):
     """
 
     def __init__(
-        self,
-        data: TrainingData,
-        stop: StopOnRequest,
-        stack: ExitStack,
-        sets: Sequence[str] = (),
+        self, data: TrainingData, stop: StopOnRequest, stack: ExitStack, sets: Sequence[str] = ()
     ) -> None:
         self.data = data
         self.stop = stop

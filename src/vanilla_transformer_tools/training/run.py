@@ -67,11 +67,7 @@ from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
 from vanilla_transformer_tools.training.reports import forecast, progress_shown
 from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
-from vanilla_transformer_tools.training.starting_model import (
-    build_model,
-    load_start,
-    merge_adapter,
-)
+from vanilla_transformer_tools.training.starting_model import build_model, load_start, merge_adapter
 from vanilla_transformer_tools.training.stopping import (
     StopOnRequest,
     StoppedBySignalError,
