@@ -475,7 +475,19 @@ def _system_number(error: BaseException | None) -> int | None:
 def _scratch(parent: Path, prefix: str, make: Callable[[Path], None]) -> Iterator[Path]:
     for _ in abandoned(parent, prefix):
         pass
-    path, held = _make(parent, prefix, make)
+    held = None
+    while True:
+        path = parent / f"{prefix}{secrets.token_hex(_RANDOM_BYTES)}"
+        make(path)
+        try:
+            held = _lock(path, waits=True)
+        except FileNotFoundError:
+            # Another process took it for abandoned before it was locked.
+            continue
+        except OSError:
+            # There are no locks here.
+            pass
+        break
     maker = os.getpid()
     try:
         yield path
@@ -485,20 +497,6 @@ def _scratch(parent: Path, prefix: str, make: Callable[[Path], None]) -> Iterato
             delete(path)
         if held is not None:
             os.close(held)
-
-
-def _make(parent: Path, prefix: str, make: Callable[[Path], None]) -> tuple[Path, int | None]:
-    """The path, and the lock on it if there is one."""
-    while True:
-        path = parent / f"{prefix}{secrets.token_hex(_RANDOM_BYTES)}"
-        make(path)
-        try:
-            return path, _lock(path, waits=True)
-        except FileNotFoundError:
-            # Another process took it for abandoned before it was locked.
-            continue
-        except OSError:
-            return path, None
 
 
 def _lock(path: Path, waits: bool) -> int:
