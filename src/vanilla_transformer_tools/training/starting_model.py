@@ -97,11 +97,8 @@ def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start
     if name is None:
         return NEW
     start = saved_start(settings, name)
-    if saved:
-        # In half precision most updates would be rounded away.
-        return start._replace(model=load_model(saved, dtype=torch.float32))
-    check_files(name)
-    return start
+    # In half precision most updates would be rounded away.
+    return start._replace(model=load_model(saved, dtype=torch.float32)) if saved else start
 
 
 def build_model(
@@ -153,6 +150,9 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
     """
     if Path(name).is_file():
         raise ValueError(_NOT_OURS.format(f"the file {name!r}"))
+    if name == settings.tokenizer:
+        # Those of a model are compared when it is loaded.
+        check_files(name)
     config = load_config(name) if find_file(name, CONFIG_NAME) else None
     if config and not isinstance(config, VanillaTransformerConfig):
         got = f"a model of the type {config.model_type!r} in {name!r}"
