@@ -1,7 +1,6 @@
 """The `train` command: trains a model on parallel text."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -75,7 +74,7 @@ def read_options(
     trainer_parser = _trainer_parser(parser.prog, others, settings)
     if help_all:
         print(parser.format_help() + "\n" + trainer_parser.format_help(), flush=True)
-        sys.exit()
+        parser.exit()
     _check_settings(parser, settings)
     arguments, unknown = trainer_parser.parse_args_into_dataclasses(
         others, return_remaining_strings=True
