@@ -563,16 +563,14 @@ class ServeSettings(SearchSettings):
     port: int = _address("Port to listen on; 0: a free one, which is printed.", 5000)
     allowed_hosts: list[str] = _address(_ALLOWED_HOSTS, [], action="extend", metavar="HOST")
     allowed_origins: list[str] = _address(
-        "Origins whose pages may send requests from a browser (CORS), such as https://example.org; "
-        "*: all. Default: none but pages of this service itself.",
+        "Origins whose pages may send requests (CORS), such as https://example.org; *: all. "
+        "Default: only this service itself.",
         [],
         action="extend",
         metavar="ORIGIN",
     )
     max_delay: float = _limits(
-        "Milliseconds that a request may wait for others to share its batch, while nothing is "
-        "being translated.",
-        2.0,
+        "Milliseconds that a request waits for others in its batch, if nothing is translated.", 2.0
     )
     max_characters: int = _limits(
         "Longest request, all its texts together; longer ones get status 413.", 100_000
@@ -582,8 +580,7 @@ class ServeSettings(SearchSettings):
         "Number of requests that are read or wait at a time; more get status 429.", 256
     )
     max_waiting_characters: int = _limits(
-        "Characters of all requests that wait at a time; a request beyond them gets status 429.",
-        1_000_000,
+        "Characters of all requests that wait at a time; more get status 429.", 1_000_000
     )
 
 
@@ -593,8 +590,7 @@ class EvaluateSettings(SearchSettings):
 
     test: list[str] = option(
         "Test pairs: two parallel text files, or one .tsv, .jsonl or .parquet file, or a dataset, "
-        "or one of sacreBLEU's test sets, which are downloaded, with its languages: "
-        "sacrebleu:wmt19:de-en.",
+        "or one of sacreBLEU's test sets, which are downloaded: sacrebleu:wmt19:de-en.",
         [],
     )
     references: list[str] | None = option(
@@ -608,29 +604,25 @@ class EvaluateSettings(SearchSettings):
         "File of translations to score, one a line, instead of a --model."
     )
     against: str | None = option(
-        "Other system to compare with on the same lines, by paired bootstrap: a file of its "
-        "translations, one a line, or the folder or Hub name of a model, which translates with the "
-        "same settings."
+        "Other system to compare with, by paired bootstrap: a file of its translations, one a "
+        "line, or the folder or Hub name of a model, which translates with the same settings."
     )
     metrics: list[str] = option(
         "Scores to compute. For spelling to phonemes: wer, the percentage of lines with a wrong "
-        "token, and per, edits per 100 reference tokens. For code: codexglue_bleu, the smoothed "
-        "BLEU of CodeXGLUE. These three separate tokens at blanks. COMET needs an environment of "
-        "its own, see docs/evaluate.md.",
+        "token, and per, edits per 100 reference tokens; for code codexglue_bleu, all with tokens "
+        "between blanks. COMET needs an environment of its own, see docs/evaluate.md.",
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
     )
     bleu_tokenize: str = option(_BLEU_TOKENIZE, "auto")
     lowercase: bool = option("Lower-cases both sides for BLEU and chrF.", False)
     bootstrap: int = option(
-        "Number of bootstrap resamples for confidence intervals and --against; 0: no intervals. "
-        "1,000 resamples of 1,000 lines take about 70 MB of memory.",
+        "Number of bootstrap resamples for confidence intervals and --against; 0: no intervals.",
         1000,
     )
     output: str | None = option("File for the translations, one a line. It is replaced.")
     name: str | None = option(
-        "Name of the test set in results.json and the model card. Default: test, or the name of "
-        "sacreBLEU's test set."
+        "Name of the test set in results.json and the card. Default: test, or sacreBLEU's name."
     )
 
 
@@ -643,12 +635,11 @@ class PushSettings:
     revision: str | None = _repository("Branch to commit to, created if missing. Default: main.")
     commit_message: str = _repository("First line of the commit.", "Upload model")
     space: str | None = _space(
-        "Also uploads a page for trying the model, a Space at USER/NAME; created if missing. "
-        "Without --model, the Space of a model that is on the Hub already."
+        "Also uploads a page for trying the model, a Space at USER/NAME; without --model, that of "
+        "a model on the Hub."
     )
     web: str | None = _space(
-        "Folder of `export --format web`, uploaded as a static Space to --space instead of a page "
-        "that needs a Python server.",
+        "Folder of `export --format web`, uploaded as a static Space to --space.",
         metavar="FOLDER",
     )
     save_space: str | None = _space(
@@ -704,8 +695,7 @@ class ExportSettings:
         "onnx and web have float32 and int8. Default: int8 with web, otherwise float32."
     )
     sample: str | None = _runtime(
-        "File of source lines for comparing the export to a runtime with the model. Default: 100 "
-        "random sequences of tokens."
+        "File of source lines for comparing the export with the model. Default: 100 random ones."
     )
     force: bool = _runtime("Replaces an earlier export to a runtime at OUT.", False)
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
@@ -722,8 +712,7 @@ class AttentionSettings:
         "for the links; default: standard output."
     )
     kind: Literal["cross", "encoder", "decoder"] = _picture(
-        "Attention to draw, or to show first on the page: cross-attention, or self-attention of "
-        "encoder or decoder.",
+        "Attention to draw or to show first: cross, or self-attention of encoder or decoder.",
         "cross",
     )
     layer: int | None = _picture(
@@ -744,14 +733,13 @@ class AttentionSettings:
         metavar="FILE",
     )
     units: list[str] | None = _alignments(
-        "The files of --alignments with blanks between the words, for text that has none, such as "
-        "Chinese.",
+        "The files of --alignments with blanks between the words, for text such as Chinese.",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
     )
     gold: str | None = _alignments(
-        "File of gold links for --alignments: 0-0 for a sure link, 0?0 for a possible one. Prints "
-        "the alignment error rate instead of the links, which go to --output only."
+        "File of gold links for --alignments, 0-0 sure and 0?0 possible. Prints the alignment "
+        "error rate; the links go to --output only."
     )
     source_language: str | None = _translation(_SOURCE_LANGUAGE)
     target_language: str | None = _translation(_TARGET_LANGUAGE)
@@ -770,9 +758,7 @@ class DemoSettings:
         "Folder or Hub name of a model; several can be compared.", action="extend", metavar="MODEL"
     )
     host: str = _address(
-        "Address to listen on. 127.0.0.1: only this machine reaches the page; 0.0.0.0: all that "
-        "reach this machine.",
-        "127.0.0.1",
+        "Address to listen on; 0.0.0.0: of all that reach this machine.", "127.0.0.1"
     )
     port: int | None = _address("Port to listen on. Default: the first free one from 7860.")
     allowed_hosts: list[str] = _address(_ALLOWED_HOSTS, [], action="extend", metavar="HOST")
@@ -780,8 +766,7 @@ class DemoSettings:
         "Asks Gradio's servers for a public address, through which all texts then travel.", False
     )
     examples: str | None = option(
-        "File of lines to try, one a line. Default: lines of the model card, or else of the "
-        "validation data, if they are found."
+        "File of lines to try. Default: those of the model card, else of the validation data."
     )
     source_language: str | None = option(_SOURCE_LANGUAGE, group="languages")
     target_language: str | None = option(_TARGET_LANGUAGE, group="languages")
@@ -794,8 +779,8 @@ class ImportSettings:
     """Settings of an import of pretrained weights."""
 
     dry_run: bool = option(
-        "Lists which tensors of the source make up which of ours, and everything that does not "
-        "fit; with --keep_vocabulary, how many entries would be kept. Writes nothing.",
+        "Only lists which tensors of the source make up which of ours, what does not fit, and, "
+        "with --keep_vocabulary, how many entries would be kept.",
         False,
     )
     mapping: str | None = option(
@@ -808,8 +793,7 @@ class ImportSettings:
     )
     keep_vocabulary: list[str] | None = _vocabulary(
         "Keeps only the entries of the vocabulary that these text files use, with all characters, "
-        "bytes, special tokens and languages: most of a multilingual model is its table. Needs a "
-        "tokenizer.json (BPE or Unigram).",
+        "bytes, special tokens and languages. Needs a tokenizer.json (BPE or Unigram).",
         action="extend",
         metavar="FILE",
     )
@@ -817,7 +801,7 @@ class ImportSettings:
         "Number of times that an entry must occur in --keep_vocabulary to be kept.", 1
     )
     positions: Literal["transformers", "marian"] = option(
-        "For models of MarianMTModel: positions as this class computes them, or as Marian did when "
-        "it trained the model, which differ in long sentences. Default: the class's.",
+        "Positions of models of MarianMTModel: those of this class, or those with which Marian "
+        "trained the model, which differ in long sentences.",
         "transformers",
     )
