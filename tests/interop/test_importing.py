@@ -44,6 +44,7 @@ from vanilla_transformer_tools.interop.importing import (
 )
 from vanilla_transformer_tools.interop.weight_maps import shapes_of
 from vanilla_transformer_tools.saved_folder import load_model
+from vanilla_transformer_tools.text import tokenizer_pair
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import TINY
@@ -505,7 +506,7 @@ def test_package_that_a_tokenizer_lacks_is_named_in_one_line(saved, tmp_path, ca
     def fail(*_):
         raise ImportError("It needs sentencepiece.\nInstall it.")
 
-    monkeypatch.setattr(importing, "load_tokenizer", fail)
+    monkeypatch.setattr(tokenizer_pair, "load_tokenizer", fail)
     with pytest.raises(SystemExit) as ended:
         main(["import", str(saved), str(tmp_path / "ours")])
 

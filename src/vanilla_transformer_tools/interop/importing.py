@@ -38,7 +38,6 @@ from vanilla_transformer_tools.saved_folder import (
     find_file,
     load_config,
     load_model,
-    load_tokenizer,
     nonfinite_tensors,
     read_object,
     write_run,
@@ -270,7 +269,7 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
 
 def _of_transformers(name_or_path: str) -> Source:
     config = _check_config(name_or_path)
-    tokenizers = TokenizerPair.for_config(load_tokenizer(name_or_path), config, name_or_path)
+    tokenizers = TokenizerPair.from_pretrained(name_or_path, config)
     for file in Path(name_or_path).glob("*.bin"):
         check_zip(file)
     try:
@@ -305,7 +304,7 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
     tokenizers = generation_config = None
     if tokenizer is not None:
         config = declaration.config_of({}).to_dict()
-        tokenizers = TokenizerPair.for_config(load_tokenizer(tokenizer), config, tokenizer)
+        tokenizers = TokenizerPair.from_pretrained(tokenizer, config)
     if (folder / GENERATION_CONFIG_NAME).is_file():
         check_objects(folder)
         generation_config = GenerationConfig.from_pretrained(folder)

@@ -75,49 +75,37 @@ class TokenizerPair:
         return cls(tokenizer, tokenizer)
 
     @classmethod
-    def from_pretrained(cls, model_name_or_path: str, **loading: Any) -> Self:
+    def from_pretrained(
+        cls, model_name_or_path: str, config: dict[str, Any] | None = None, **loading: Any
+    ) -> Self:
         """The tokenizers of a saved model, from its folder or the Hub.
 
         Args:
             model_name_or_path: As for `AutoTokenizer`.
-            loading: Further arguments of it.
+            config: Fields of the config of a model that is made for these tokenizers; those that
+                it lacks are not compared. None: the saved model's.
+            loading: Further arguments of `AutoTokenizer`.
 
         Raises:
             ValueError: If a folder holds no tokenizer or a damaged file, or the model's config has
                 a vocabulary of the target and its tokenizer is missing.
             OSError: If there is neither a folder nor a model on the Hub of this name.
         """
-        folder = Path(model_name_or_path)
-        if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
-            last = get_last_checkpoint(folder)
-            hint = f" Its training has not finished; {last!r} is a model." if last else ""
-            raise ValueError(
-                f"{model_name_or_path!r} must be the folder of a saved model, got no "
-                f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
-            )
-        # Tokenizers may be saved without a model.
-        file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
-        config = read_object(file) if file else {}
+        if config is None:
+            folder = Path(model_name_or_path)
+            if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
+                last = get_last_checkpoint(folder)
+                hint = f" Its training has not finished; {last!r} is a model." if last else ""
+                raise ValueError(
+                    f"{model_name_or_path!r} must be the folder of a saved model, got no "
+                    f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
+                )
+            # Tokenizers may be saved without a model.
+            file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
+            config = read_object(file) if file else {}
         source = load_tokenizer(model_name_or_path, **loading)
-        return cls.for_config(source, config, model_name_or_path, **loading)
-
-    @classmethod
-    def for_config(
-        cls, source: PreTrainedTokenizerBase, config: dict[str, Any], name: str, **loading: Any
-    ) -> Self:
-        """The tokenizers in a folder or on the Hub, for a model with a given config.
-
-        Args:
-            source: From the root of the folder.
-            config: Fields of the config; those that it lacks are not compared.
-            name: Of the folder.
-            loading: Further arguments of `AutoTokenizer`.
-
-        Raises:
-            ValueError: As `from_pretrained` does.
-        """
-        pair = cls._beside(source, config, name, **loading)
-        pair._check_config(config, name)
+        pair = cls._beside(source, config, model_name_or_path, **loading)
+        pair._check_config(config, model_name_or_path)
         return pair
 
     @classmethod
