@@ -116,7 +116,7 @@ def build_model(
         ValueError: If model and settings do not fit together.
     """
     tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
-    model = start.model or _initialise_model(settings, start, config, tokenizers)
+    model = start.model or _initialise_model(config, start, tokenizers, settings.max_length)
     _begin_with_languages(model, tokenizers)
     # Only learned positions end.
     last = getattr(model.config, "last_position", math.inf)
@@ -179,10 +179,7 @@ def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> 
 
 
 def _initialise_model(
-    settings: TrainSettings,
-    start: Start,
-    config: VanillaTransformerConfig,
-    tokenizers: TokenizerPair,
+    config: VanillaTransformerConfig, start: Start, tokenizers: TokenizerPair, max_length: int
 ) -> PreTrainedModel:
     config = copy.deepcopy(config)
     # Otherwise the model of --tokenizer has decided on them.
@@ -196,7 +193,7 @@ def _initialise_model(
         num_beams=NUM_BEAMS,
         length_penalty=LENGTH_PENALTY,
         # The start token, and the longest output that the longest source may have.
-        max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
+        max_length=1 + max_length + MAX_EXTRA_TOKENS,
     )
     return model
 
