@@ -54,6 +54,17 @@ def test_tables_have_the_sizes_of_their_vocabularies(separate, sizes):
     assert not separate or letters <= set("<pad>")
 
 
+def test_config_of_the_plan_stays_as_it_is():
+    settings = TrainSettings(**vars(SETTINGS) | {"separate_vocabularies": True, "vocab_size": 99})
+    config = new_config(settings, None)
+    before = config.to_dict()
+
+    _, model = starting_model.build_model(settings, starting_model.NEW, config, PAIRS)
+
+    assert config.to_dict() == before
+    assert model.config.vocab_size < config.vocab_size == 99
+
+
 @pytest.mark.parametrize("separate", [False, True])
 def test_form_is_that_of_both_sides_and_undone(separate):
     sizes = {"tokenizer_kind": "bpe", "vocab_size": 300, "target_vocab_size": 300}
