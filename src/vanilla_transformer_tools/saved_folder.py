@@ -316,9 +316,10 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
             )
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):
+            recorded = ", ".join(f"{kind} {value!s:.12}" for kind, value in expected.items())
             raise ValueError(
                 f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
-                f"checksum are not {_checksum_in_words(expected)} as recorded in {source}. Copy "
+                f"checksum are not {recorded} as recorded in {source}. Copy "
                 "the model again; if you changed the file on purpose, remove `files` from "
                 f"{RUN_FILE}."
             )
@@ -357,10 +358,6 @@ def differs(file: Path, expected: dict[str, Any]) -> bool:
     except KeyError:
         # The record is damaged: there is no such kind of checksum.
         return True
-
-
-def _checksum_in_words(expected: dict[str, Any]) -> str:
-    return ", ".join(f"{kind} {str(value)[:12]}" for kind, value in expected.items())
 
 
 def gpu_computes_bfloat16() -> bool:

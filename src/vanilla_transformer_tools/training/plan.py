@@ -151,7 +151,10 @@ def plan_run(
     """
     previous = read_run(arguments.output_dir) if checkpoint else {}
     pairs, arguments = corpus.filtered.kept, copy.copy(arguments)
-    share = _several_sentences(pairs)
+    # Pairs from all over the corpus.
+    step = -(-len(pairs) // _LINES_OF_SENTENCES)
+    lines = pairs.select(range(0, len(pairs), step))["source"]
+    share = round(sum(map(has_inner_end, lines)) / len(lines), 4)
     decisions: tuple[Decision, ...] = ()
     if settings.minutes is not None and not checkpoint:
         stats = measure(settings.minutes, arguments, pairs)
@@ -179,13 +182,6 @@ def plan_run(
     return RunPlan(
         settings, arguments, corpus, start, config, checkpoint, decisions, reason, tokenizers, run
     )
-
-
-def _several_sentences(pairs: Dataset) -> float:
-    """Share of the sources with more than one sentence, of pairs from all over the corpus."""
-    step = -(-len(pairs) // _LINES_OF_SENTENCES)
-    lines = pairs.select(range(0, len(pairs), step))["source"]
-    return round(sum(map(has_inner_end, lines)) / len(lines), 4)
 
 
 def _choose_tokenizers(

@@ -117,7 +117,13 @@ def build_model(
     """
     tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
     model = start.model or _initialise_model(config, start, tokenizers, settings.max_length)
-    _begin_with_languages(model, tokenizers)
+    # Outputs begin with the language that the tokenizers were set up for.
+    defaults = model.generation_config
+    if tokenizers.first_token is not None:
+        defaults.forced_bos_token_id = tokenizers.first_token
+    if tokenizers.start_token is not None:
+        defaults.decoder_start_token_id = tokenizers.start_token
+        model.config.decoder_start_token_id = tokenizers.start_token
     # Only learned positions end.
     last = getattr(model.config, "last_position", math.inf)
     if settings.max_length > last:
@@ -166,16 +172,6 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
         tokenizers = tokenizers.between(*languages, read_generation_config(name))
     _check_vocabularies(settings, name, tokenizers)
     return Start(tokenizers, config=config)
-
-
-def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
-    """Lets outputs begin with the language that the tokenizers were set up for."""
-    defaults = model.generation_config
-    if tokenizers.first_token is not None:
-        defaults.forced_bos_token_id = tokenizers.first_token
-    if tokenizers.start_token is not None:
-        for config in (model.config, defaults):
-            config.decoder_start_token_id = tokenizers.start_token
 
 
 def _initialise_model(
