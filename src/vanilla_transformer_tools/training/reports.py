@@ -21,6 +21,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.progress import bar_on_terminal, duration
+from vanilla_transformer_tools.settings import VALIDATION
 from vanilla_transformer_tools.text.token_ids import unknown_strings
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import metric_of
@@ -222,11 +223,10 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.set_description_str("train", refresh=False)
         if "eval_loss" in metrics:
-            shown = {"loss": f"validation loss {metrics['eval_loss']:.3f}"}
+            shown = {}
             for prefix in ("", *(f"{name}_" for name in self.sets)):
-                if prefix:
-                    loss = f"{prefix}loss"
-                    shown[loss] = f"{loss.replace('_', ' ')} {metrics[f'eval_{loss}']:.3f}"
+                title, loss = prefix.rstrip("_") or VALIDATION, f"{prefix}loss"
+                shown[loss] = f"{title} loss {metrics[f'eval_{loss}']:.3f}"
                 for name in METRICS:
                     if (value := metrics.get(f"eval_{prefix}{name}")) is not None:
                         shown[f"{prefix}{name}"] = f"{name} {value:.2f}"
