@@ -147,7 +147,8 @@ def plan_run(
         given: Names of the options that the user gave, which `--minutes` does not change.
 
     Raises:
-        ValueError: If a run that is resumed has other settings or data than it had.
+        ValueError: If a run that is resumed has other settings or data than it had, or if the
+            model has no positions for the longest pairs.
     """
     previous = read_run(arguments.output_dir) if checkpoint else {}
     pairs, arguments = corpus.filtered.kept, copy.copy(arguments)
@@ -163,6 +164,12 @@ def plan_run(
         decisions = decisions_on_record(previous, settings, given)
     settings = follow(decisions, settings, arguments, given)
     config = start.config if start.model and start.config else new_config(settings, start.config)
+    if settings.max_length > config.last_position:
+        raise ValueError(
+            f"--max_length {settings.max_length} is longer than the learned positions, which end "
+            f"after {config.last_position} tokens. Give --max_length {config.last_position}, or, "
+            "for a new model, more positions: --config max_position_embeddings=N."
+        )
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     _choose_metric(arguments, tokenizers)

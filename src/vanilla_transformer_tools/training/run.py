@@ -8,7 +8,6 @@ Differs from the paper:
     mean if `average_last` asks for it.
 """
 
-import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -183,7 +182,6 @@ def _build_trainer(
         score_set = scorer(tokenizers.target, references, bleu_tokenizer, settings.metrics)
         sets[name] = tokenized, score_set if scores_text else None
     first_set, first_scorer = sets.pop(VALIDATION, (None, None))
-    last_position = getattr(model.config, "last_position", math.inf)
     decay = settings.moving_average
     trainer = TokenBatchTrainer(
         data,
@@ -195,7 +193,7 @@ def _build_trainer(
         compute_metrics=first_scorer,
         further_sets=sets,
         # The start token too.
-        longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, last_position)),
+        longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, plan.config.last_position)),
         patience=settings.early_stopping_patience,
         moving_average=None if decay is None else MovingAverage(decay),
     )

@@ -4,7 +4,6 @@ That is all of it, all but what is frozen, or an adapter (LoRA, Hu et al. 2021),
 """
 
 import copy
-import math
 import re
 from collections import defaultdict
 from fnmatch import fnmatchcase
@@ -124,14 +123,6 @@ def build_model(
     if tokenizers.start_token is not None:
         defaults.decoder_start_token_id = tokenizers.start_token
         model.config.decoder_start_token_id = tokenizers.start_token
-    # Only learned positions end.
-    last = getattr(model.config, "last_position", math.inf)
-    if settings.max_length > last:
-        raise ValueError(
-            f"--max_length {settings.max_length} is longer than the learned positions, which end "
-            f"after {last} tokens. Give --max_length {last}, or, for a new model, more "
-            "positions: --config max_position_embeddings=N."
-        )
     choose_parameters(model, settings)
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
