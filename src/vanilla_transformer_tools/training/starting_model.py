@@ -151,7 +151,7 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
         # Those of a model are compared when it is loaded.
         check_files(name)
     config = load_config(name) if find_file(name, CONFIG_NAME) else None
-    if config and not isinstance(config, VanillaTransformerConfig):
+    if config is not None and not isinstance(config, VanillaTransformerConfig):
         got = f"a model of the type {config.model_type!r} in {name!r}"
         raise ValueError(_NOT_OURS.format(got))
     tokenizers = TokenizerPair.from_pretrained(name)
