@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer_tools.text.tokenizer_pair import load_tokenizer
+from vanilla_transformer_tools.saved_folder import load_tokenizer
 
 from .commands.conftest import folder, run, signals, tokenizer  # noqa: F401
 

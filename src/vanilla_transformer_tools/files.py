@@ -203,30 +203,23 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
                     f"{kind.unpack} old > new.txt"
                 )
             content = content.removeprefix(BYTE_ORDER_MARK)
-            if _is_utf16(content):
+            # In UTF-16 without a byte order mark, Latin letters have zeros beside them.
+            if len(content) > 2 and any(not any(content[start::2]) for start in (0, 1)):
                 raise ValueError(
                     f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16: every second "
                     "byte of line 1 is 0. Convert the file first: iconv -f UTF-16LE (or UTF-16BE) "
                     "-t UTF-8 old.txt > new.txt"
                 )
-        yield _decode_line(content, path, number)
-
-
-def _decode_line(line: bytes, path: str | os.PathLike[str], number: int) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        encoding = "UTF-16" if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "WINDOWS-1252"
-        raise ValueError(
-            f"{os.fspath(path)!r} must be UTF-8, got byte 0x{line[error.start]:02X} at byte "
-            f"{error.start + 1} of line {number}. Convert the file first, for example: "
-            f"iconv -f {encoding} -t UTF-8 old.txt > new.txt"
-        ) from error
-
-
-def _is_utf16(line: bytes) -> bool:
-    """Whether the zeros of Latin letters indicate UTF-16 without a byte order mark."""
-    return len(line) > 2 and any(not any(line[start::2]) for start in (0, 1))
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            is_utf16 = content.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+            raise ValueError(
+                f"{os.fspath(path)!r} must be UTF-8, got byte 0x{content[error.start]:02X} at byte "
+                f"{error.start + 1} of line {number}. Convert the file first, for example: "
+                f"iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 old.txt > new.txt"
+            ) from error
+        yield text
 
 
 def parse_json(text: str) -> Any:
@@ -378,6 +371,12 @@ def checksum(path: str | os.PathLike[str], kind: str = "sha256") -> str:
         return hashlib.file_digest(file, _DIGESTS[kind]).hexdigest()
 
 
+def checksum_of_all(files: Iterable[Path]) -> str:
+    """SHA-256 of the names and checksums of files, in alphabetical order."""
+    lines = [f"{file.name} {checksum(file)}\n" for file in sorted(files) if file.is_file()]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 @contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder that only this user may read; it is deleted at the end.
@@ -476,7 +475,19 @@ def _system_number(error: BaseException | None) -> int | None:
 def _scratch(parent: Path, prefix: str, make: Callable[[Path], None]) -> Iterator[Path]:
     for _ in abandoned(parent, prefix):
         pass
-    path, held = _make(parent, prefix, make)
+    held = None
+    while True:
+        path = parent / f"{prefix}{secrets.token_hex(_RANDOM_BYTES)}"
+        make(path)
+        try:
+            held = _lock(path, waits=True)
+        except FileNotFoundError:
+            # Another process took it for abandoned before it was locked.
+            continue
+        except OSError:
+            # There are no locks here.
+            pass
+        break
     maker = os.getpid()
     try:
         yield path
@@ -488,27 +499,8 @@ def _scratch(parent: Path, prefix: str, make: Callable[[Path], None]) -> Iterato
             os.close(held)
 
 
-def _make(parent: Path, prefix: str, make: Callable[[Path], None]) -> tuple[Path, int | None]:
-    """The path, and the lock on it if there is one."""
-    while True:
-        path = parent / f"{prefix}{secrets.token_hex(_RANDOM_BYTES)}"
-        make(path)
-        try:
-            return path, _lock(path, waits=True)
-        except FileNotFoundError:
-            # Another process took it for abandoned before it was locked.
-            continue
-        except OSError:
-            return path, None
-
-
 def _lock(path: Path, waits: bool) -> int:
-    """Opens and locks a file or folder.
-
-    Raises:
-        FileNotFoundError: If it is not there, or not any more.
-        OSError: If it is locked, belongs to somebody else, or cannot be locked here.
-    """
+    """Opens and locks a file or folder; FileNotFoundError: it is not there, or not any more."""
     if sys.platform == "win32":
         raise OSError(errno.ENOTSUP, "There is no flock on Windows", str(path))
     # Without O_NONBLOCK, opening a pipe would wait for its other end.

@@ -7,7 +7,7 @@ the files that results depend on. Nothing that differs from its record is loaded
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite, prod
 from pathlib import Path, PurePath
@@ -21,9 +21,11 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 from transformers.utils import (
     CONFIG_NAME,
@@ -88,13 +90,8 @@ _RECORDED_FILES = (
     *(f"{TARGET_FOLDER}/{name}" for name in _TOKEN_FILES),
 )
 # Files of a folder that Transformers and a Translator take for JSON objects.
-_OBJECT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    RUN_FILE,
-)
+_CONFIG_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME)
+_OBJECT_FILES = (*_CONFIG_FILES, "tokenizer.json", "tokenizer_config.json", RUN_FILE)
 # Everything that translations depend on, as patterns.
 _MODEL_FILES = (
     *_RECORDED_FILES,
@@ -201,35 +198,26 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def check_objects(folder: Path) -> None:
+def check_objects(folder: Path, names: Sequence[str] = _OBJECT_FILES) -> None:
     """Rejects a folder with a damaged JSON file, on which Transformers would fail obscurely.
 
     A damaged `generation_config.json` it would even ignore, and search otherwise.
+
+    Args:
+        folder: Folder of a model.
+        names: Files that hold objects; those that are missing are not read.
 
     Raises:
         ValueError: If one holds anything but an object, a config has a number that is not finite,
             or the folder holds a pipe, a device or a socket, from which reading might never end.
         OSError: If one cannot be read.
     """
-    check_configs(folder)
-    for name in _OBJECT_FILES:
-        if (folder / name).exists():
-            read_object(folder / name)
-
-
-def check_configs(folder: Path) -> None:
-    """Does the part of `check_objects` that a model without a tokenizer needs.
-
-    Raises:
-        ValueError: As that does.
-        OSError: As that does.
-    """
     for place in (folder, folder / TARGET_FOLDER):
         _refuse_special_files(place)
-    for name in (CONFIG_NAME, GENERATION_CONFIG_NAME):
+    for name in names:
         values = read_object(folder / name) if (folder / name).exists() else {}
         for field, value in values.items():
-            if _is_not_finite(value):
+            if name in _CONFIG_FILES and _is_not_finite(value):
                 raise ValueError(
                     f"{folder / name} must hold finite numbers, got {value!r} for `{field}`. "
                     "Restore the file."
@@ -328,9 +316,10 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
             )
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):
+            recorded = ", ".join(f"{kind} {value!s:.12}" for kind, value in expected.items())
             raise ValueError(
                 f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
-                f"checksum are not {_checksum_in_words(expected)} as recorded in {source}. Copy "
+                f"checksum are not {recorded} as recorded in {source}. Copy "
                 "the model again; if you changed the file on purpose, remove `files` from "
                 f"{RUN_FILE}."
             )
@@ -371,10 +360,6 @@ def differs(file: Path, expected: dict[str, Any]) -> bool:
         return True
 
 
-def _checksum_in_words(expected: dict[str, Any]) -> str:
-    return ", ".join(f"{kind} {str(value)[:12]}" for kind, value in expected.items())
-
-
 def gpu_computes_bfloat16() -> bool:
     """Whether there is a GPU that computes in bfloat16; older ones emulate it slowly."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -396,12 +381,12 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
         OSError: If there is no such model, or it has no safetensors.
     """
     if folder := local_folder(model_name_or_path):
-        check_configs(folder)
+        check_objects(folder, _CONFIG_FILES)
     check_files(model_name_or_path, loading.get("revision"))
     _check_weights(model_name_or_path, loading.get("revision"))
     loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
     name = model_name_or_path
-    with _without_load_report(), naming_code(name), _naming_damage(name):
+    with _without_load_report(), _naming_folder(name):
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             name,
             output_loading_info=True,
@@ -431,14 +416,14 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
 
 
 @contextmanager
-def naming_code(model_name_or_path: str) -> Iterator[None]:
-    """Says of a folder that cannot be loaded without its own code that it is this which is missing.
-
-    Raises:
-        ValueError: Instead of Transformers' error.
-    """
+def _naming_folder(model_name_or_path: str) -> Iterator[None]:
+    """Names the folder in errors about damaged weights, and about code that was not run."""
     try:
         yield
+    except SafetensorError as error:
+        raise ValueError(
+            f"The weights of {model_name_or_path!r} are damaged: {error}. Copy the model again."
+        ) from error
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
@@ -446,16 +431,6 @@ def naming_code(model_name_or_path: str) -> Iterator[None]:
             f"{model_name_or_path!r} wants to run code of its own (`auto_map` in its files), which "
             "was not run. If you have read that code and trust it, give --trust_remote_code to a "
             "command that has this option, or `trust_remote_code=True`."
-        ) from error
-
-
-@contextmanager
-def _naming_damage(model_name_or_path: str) -> Iterator[None]:
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(
-            f"The weights of {model_name_or_path!r} are damaged: {error}. Copy the model again."
         ) from error
 
 
@@ -467,8 +442,49 @@ def load_config(model_name_or_path: str) -> PreTrainedConfig:
         OSError: If there is no such model.
     """
     local_folder(model_name_or_path)
-    with naming_code(model_name_or_path):
+    with _naming_folder(model_name_or_path):
         return AutoConfig.from_pretrained(model_name_or_path, trust_remote_code=False)
+
+
+def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
+    """One tokenizer from a folder or the Hub, whatever its class.
+
+    Args:
+        model_name_or_path: As for `AutoTokenizer`.
+        loading: Further arguments of it.
+
+    Raises:
+        ImportError: If it needs a package that is not installed.
+        ValueError: If a folder holds none that can be loaded, or a damaged file.
+        OSError: If there is neither a folder nor a model on the Hub of this name.
+    """
+    folder = local_folder(model_name_or_path)
+    if folder:
+        check_objects(folder)
+    with _naming_folder(model_name_or_path):
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                model_name_or_path, **{"trust_remote_code": False, **loading}
+            )
+            return tokenizer
+        except ImportError:
+            raise
+        # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
+        except Exception as error:
+            if not folder:
+                if isinstance(error, ValueError):
+                    raise
+                raise OSError(
+                    f"There is no folder {model_name_or_path!r}, and no model of that name could "
+                    f"be loaded from the Hub: {' '.join(str(error).split())}"
+                ) from error
+            if isinstance(error, OSError):
+                raise
+            raise ValueError(
+                f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
+                f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json "
+                "and tokenizer_config.json."
+            ) from error
 
 
 _FLOATING_POINT = ("F64", "F32", "F16", "BF16")
@@ -480,15 +496,11 @@ def _check_weights(model_name_or_path: str, revision: str | None) -> None:
     """Rejects weights of integers, and a config for a far larger model than they are.
 
     Such a model would be built, and filled with random numbers, before anything is compared.
-
-    Raises:
-        ValueError: If a header is damaged, a weight is no floating-point number, or the config is
-            for another model.
     """
     types: dict[str, str] = {}
     numbers = 0
     for file in _safetensors(model_name_or_path, revision):
-        with _naming_damage(model_name_or_path), safe_open(file, "pt") as weights:
+        with _naming_folder(model_name_or_path), safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118
                 tensor = weights.get_slice(name)
                 types[name] = tensor.get_dtype()

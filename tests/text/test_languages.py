@@ -13,7 +13,7 @@ from vanilla_transformer_tools.text.languages import (
     language_prefix,
 )
 from vanilla_transformer_tools.text.token_ids import encode_pairs
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..support.pretrained import BUILD, ENGLISH, GERMAN
 
@@ -152,9 +152,9 @@ def test_nllb_with_codes_after_the_text_is_refused(tokenizers, tmp_path):
     assert legacy("Hund")["input_ids"][-2] == legacy.eos_token_id
     message = "`legacy_behaviour` true, .* Set `legacy_behaviour` to false in tokenizer_config.json"
     with pytest.raises(ValueError, match=message):
-        load_tokenizer(str(tmp_path))
+        TokenizerPair.from_pretrained(str(tmp_path))
     with pytest.raises(ValueError, match=message):
-        choose_languages(legacy, "deu_Latn", "eng_Latn", NOTHING)
+        TokenizerPair.joint(legacy)
 
 
 @pytest.mark.parametrize("name", ["marian", "bart"])

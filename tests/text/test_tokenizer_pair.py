@@ -106,7 +106,7 @@ def test_revision_reaches_every_file_of_the_pair(tmp_path, monkeypatch):
 
     TokenizerPair.from_pretrained("me/model", revision="v1")
 
-    files = ("", "config.json", "target_tokenizer/tokenizer.json", "target_tokenizer")
+    files = ("config.json", "", "target_tokenizer/tokenizer.json", "target_tokenizer")
     assert asked == [(file, "v1") for file in files]
 
 

@@ -1,5 +1,6 @@
 """What the trainer reads: the same attributes of pairs stored, drawn anew, or streamed."""
 
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 
@@ -12,9 +13,9 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.text import training_data as module
+from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.text.training_data import drawn_each_epoch, stored, streamed
+from vanilla_transformer_tools.text.training_data import build_data
 
 # Sources of letters, targets of digits; in the last pair both sides are too long.
 PAIRS = [("ab" * (1 + n % 3), "12" * (1 + n % 4)) for n in range(39)] + [("b" * 30, "2" * 30)]
@@ -26,22 +27,20 @@ def tokenizers():
     return TokenizerPair.joint(VanillaTransformerTokenizer.train(["ab 12"] * 9, vocab_size=270))
 
 
-@pytest.fixture
-def pairs():
-    source, target = zip(*PAIRS, strict=True)
-    return Dataset.from_dict({"source": source, "target": target})
-
-
-def arguments_of(**changes):
+def build(tokenizers, settings=SETTINGS, pairs=PAIRS, **changes):
+    source, target = zip(*pairs, strict=True)
+    dataset = Dataset.from_dict({"source": source, "target": target})
+    filtered = FilteredPairs(dataset, (), np.zeros(len(pairs), np.uint8))
     given = {"seed": 0, "data_seed": None, "world_size": 1, "process_index": 0}
-    return SimpleNamespace(**given | {"dataloader_persistent_workers": False} | changes)
+    arguments = SimpleNamespace(**given | changes)
+    return build_data(Corpus(filtered, {}, lambda: iter(pairs)), tokenizers, settings, arguments)
 
 
 @pytest.mark.parametrize(("data_seed", "expected"), [(None, 7), (5, 5)])
-def test_order_has_a_seed_of_its_own_if_one_is_given(data_seed, expected):
-    arguments = arguments_of(seed=7, data_seed=data_seed)
+def test_order_has_a_seed_of_its_own_if_one_is_given(tokenizers, data_seed, expected):
+    data = build(tokenizers, seed=7, data_seed=data_seed)
 
-    assert module._sampling(TrainSettings(), arguments)["seed"] == expected
+    assert data.batching["batch_sampler"].seed == expected
 
 
 def batches_of(data, epoch=0):
@@ -60,8 +59,8 @@ def texts_of(batches, tokenizers):
     )
 
 
-def test_stored_data_are_described_by_an_epoch(pairs, tokenizers):
-    data = stored(pairs, tokenizers, SETTINGS, arguments_of())
+def test_stored_data_are_described_by_an_epoch(tokenizers):
+    data = build(tokenizers)
 
     batches = batches_of(data)
     sides = [
@@ -76,9 +75,9 @@ def test_stored_data_are_described_by_an_epoch(pairs, tokenizers):
     assert data.record(2.504) == {"pairs": 40, "truncated_pairs": 1, "epochs": 2.5}
 
 
-def test_drawn_data_have_the_ids_and_lengths_of_each_epoch(pairs, tokenizers):
+def test_drawn_data_have_the_ids_and_lengths_of_each_epoch(tokenizers):
     settings = TrainSettings(max_length=70, max_tokens_per_batch=140, bpe_dropout=0.5)
-    data = drawn_each_epoch(pairs, tokenizers, settings, arguments_of())
+    data = build(tokenizers, settings)
 
     first, second = (batches_of(data, epoch) for epoch in (0, 1))
 
@@ -94,7 +93,7 @@ def test_drawn_data_have_the_ids_and_lengths_of_each_epoch(pairs, tokenizers):
 
 
 def test_stream_is_described_by_its_first_buffer_and_records_nothing(tokenizers):
-    data = streamed(lambda: iter(PAIRS), tokenizers, SETTINGS, arguments_of())
+    data = build(tokenizers, replace(SETTINGS, streaming=True))
 
     loader = DataLoader(data.dataset, collate_fn=list, **data.batching)
     assert texts_of(islice(loader, data.batches), tokenizers) == sorted(PAIRS[:16])
@@ -108,7 +107,7 @@ def test_numbers_of_a_stream_are_those_of_all_processes(tokenizers):
     # Every second pair is a long one, in the share of the first process too.
     pairs = [pair for pair in [("a" * 30, "1"), ("b", "22")] for _ in range(2)]
     alone, shared = (
-        streamed(lambda: iter(pairs), tokenizers, SETTINGS, arguments_of(world_size=processes))
+        build(tokenizers, replace(SETTINGS, streaming=True), pairs, world_size=processes)
         for processes in (1, 2)
     )
 
@@ -117,13 +116,10 @@ def test_numbers_of_a_stream_are_those_of_all_processes(tokenizers):
     assert shared.truncated_pairs == alone.truncated_pairs == 8
 
 
-@pytest.mark.parametrize("make", [stored, drawn_each_epoch])
-def test_processes_share_each_batch(pairs, tokenizers, make):
-    settings = TrainSettings(max_length=20, max_tokens_per_batch=160, bpe_dropout=0.1)
-    shares = [
-        make(pairs, tokenizers, settings, arguments_of(world_size=2, process_index=index))
-        for index in range(2)
-    ]
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_processes_share_each_batch(tokenizers, rate):
+    settings = TrainSettings(max_length=20, max_tokens_per_batch=160, bpe_dropout=rate)
+    shares = [build(tokenizers, settings, world_size=2, process_index=index) for index in range(2)]
 
     rows = [list(share.batching["batch_sampler"]) for share in shares]
 

@@ -19,7 +19,6 @@ from vanilla_transformer_tools.training.plan import (
     choose_batch_size,
     estimated_memory,
 )
-from vanilla_transformer_tools.training.starting_model import NEW, Start
 
 from ..conftest import build_variant
 from ..support.pretended_device import OnDevice, move, pretended_device, put
@@ -57,10 +56,9 @@ def choose(
         fp16=False,
     )
     settings = TrainSettings(**settings)
-    model = model_of(settings.preset)
-    start = Start(model=model, config=model.config) if settings.init_from else NEW
+    config = model_of(settings.preset).config
     decisions = [Decision("max_tokens_per_batch", planned, "")] if planned else []
-    return choose_batch_size(settings, arguments, start, pairs, decisions)
+    return choose_batch_size(settings, arguments, config, pairs, decisions)
 
 
 @pytest.mark.parametrize(

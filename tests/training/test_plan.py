@@ -106,6 +106,7 @@ def test_decisions_reach_settings_arguments_and_the_defaults_that_follow(tmp_pat
     settings, arguments = made.settings, made.arguments
     assert (settings.preset, settings.config) == ("small", ["d_model=64", "dropout=0.2"])
     assert settings.max_tokens_per_batch == 5000
+    assert (made.config.d_model, made.config.dropout) == (64, 0.2)
     assert (arguments.eval_steps, arguments.save_steps) == (5, 5)
     assert arguments.metric_for_best_model == "wer"
     assert not arguments.greater_is_better

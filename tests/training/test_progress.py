@@ -10,7 +10,6 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.text.training_data import BUFFER, EPOCH
 from vanilla_transformer_tools.training.reports import Progress
 from vanilla_transformer_tools.training.stopping import StopOnRequest
 
@@ -23,7 +22,7 @@ SCORES = {"eval_loss": 2.5, "eval_chrf": 40.0, "eval_bleu": 12.345, "eval_bleu_s
 class Run:
     """A run without a model: 100 updates of 2 * 600 / 3 tokens, in a time of its own."""
 
-    def __init__(self, monkeypatch, first=0, period=EPOCH, is_main=True, **arguments):
+    def __init__(self, monkeypatch, first=0, is_corpus=True, is_main=True, **arguments):
         self.seconds = 500.0
         monkeypatch.setattr(time, "monotonic", lambda: self.seconds)
         self.state = TrainerState(global_step=first, max_steps=100, epoch=0.0)
@@ -33,7 +32,7 @@ class Run:
         self.arguments = SimpleNamespace(**defaults | arguments)
         self.stop = StopOnRequest(None)
         self.stack = ExitStack()
-        data = SimpleNamespace(tokens=600, batches=3, period=period)
+        data = SimpleNamespace(tokens=600, batches=3, is_corpus=is_corpus)
         self.progress = Progress(data, self.stop, self.stack)
         self.tell("on_train_begin")
 
@@ -112,7 +111,7 @@ def test_evaluating_and_saving_count_for_the_time_left_but_not_for_the_speed(mon
 
 
 def test_stream_has_no_epochs(monkeypatch, capsys):
-    run = Run(monkeypatch, period=BUFFER)
+    run = Run(monkeypatch, is_corpus=False)
 
     run.update(10, seconds=20)
     run.report()

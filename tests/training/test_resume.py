@@ -440,7 +440,7 @@ def test_resuming_follows_data_that_have_moved(corpus, folder, tmp_path):
 def test_resuming_is_refused_without_the_record_of_the_run(corpus, folder):
     (folder / "run.json").unlink()
 
-    with pytest.raises(ValueError, match=r"--resume needs the run\.json .* got none in"):
+    with pytest.raises(ValueError, match=r"--resume needs the run\.json .* got none"):
         resume(corpus, folder, 8)
 
 

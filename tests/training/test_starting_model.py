@@ -9,6 +9,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import starting_model
+from vanilla_transformer_tools.training.recipe import new_config
 
 from ..support.training_runs import SIZES
 
@@ -20,7 +21,9 @@ SETTINGS = TrainSettings(
 
 def build(**changes):
     settings = TrainSettings(**vars(SETTINGS) | changes)
-    return starting_model.build_model(settings, starting_model.load_start(settings), PAIRS)
+    start = starting_model.load_start(settings)
+    config = new_config(settings, start.config)
+    return starting_model.build_model(settings, start, config, PAIRS)
 
 
 def test_new_model_generates_with_the_search_of_the_paper():
@@ -42,6 +45,17 @@ def test_tables_have_the_sizes_of_their_vocabularies(separate, sizes):
     assert model.get_output_embeddings().out_features == sizes[1]
     letters = set("".join(tokenizers.target.get_vocab())) & set("ab")
     assert not separate or letters <= set("<pad>")
+
+
+def test_config_of_the_plan_stays_as_it_is():
+    settings = TrainSettings(**vars(SETTINGS) | {"separate_vocabularies": True, "vocab_size": 99})
+    config = new_config(settings, None)
+    before = config.to_dict()
+
+    _, model = starting_model.build_model(settings, starting_model.NEW, config, PAIRS)
+
+    assert config.to_dict() == before
+    assert model.config.vocab_size < config.vocab_size == 99
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -94,7 +108,8 @@ def test_new_model_is_compiled_and_attends_as_it_is_asked_for(monkeypatch, given
     pairs = Dataset.from_dict({"source": ["a b"], "target": ["b a"]})
     settings = TrainSettings(config=SIZES, tokenizer_kind="word", vocab_size=6, **given)
 
-    _, model = starting_model.build_model(settings, starting_model.NEW, pairs)
+    config = new_config(settings, None)
+    _, model = starting_model.build_model(settings, starting_model.NEW, config, pairs)
 
     assert model.config._attn_implementation == given.get("attn_implementation", "sdpa")
     assert compiled == (["reset", model] if "compile_layers" in given else [])

@@ -381,7 +381,7 @@ def test_tokenizer_of_another_kind_is_refused_with_what_is_possible(corpus, tmp_
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "fast")
 
     for name, got in (("spm.model", "the file"), ("fast", "a [A-Za-z]+ in")):
-        message = f"--tokenizer needs a folder .*, got {got} .*import.*--symbols"
+        message = f"--tokenizer needs a model .*, got {got} .*import.*--symbols"
         settings = {"tokenizer": str(tmp_path / name)}
         with pytest.raises(ValueError, match=message):
             run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)

@@ -88,11 +88,7 @@ class _ClosedOutput(io.TextIOBase):
 
 
 def _open_standard_streams() -> None:
-    """Replaces those that the shell has closed, and lets messages survive any encoding.
-
-    Python has None for closed streams. A character that a terminal cannot show is printed
-    as an escape, as Python does on standard error; translations are always in UTF-8.
-    """
+    """Replaces those that the shell has closed (None), and lets messages survive any encoding."""
     # These stay open as long as the process.
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
@@ -115,10 +111,8 @@ def _loss_of_a_process(said: str) -> str:
 
 
 def _without_traceback(said: str) -> str:
-    """The message of an error, which torch puts behind a traceback if a loader's process raised it.
-
-    The lines of code in a traceback are indented.
-    """
+    """The message of an error, which torch puts behind a traceback from a loader's process."""
+    # The lines of code in a traceback are indented.
     found = re.match(r"Caught (\w+) in DataLoader.*\n +[^\n]*\n\1: (.*)", said, re.DOTALL)
     return found[2].rstrip() if found else said
 
@@ -156,10 +150,7 @@ class Parser(HfArgumentParser):
 
 
 class _SettingsParser(Parser):
-    """Parser of our own settings, whose options are in groups.
-
-    Switches take no value: the next argument may be text to translate.
-    """
+    """Parser of our own settings: options are in groups, and switches take no value."""
 
     @staticmethod
     def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:

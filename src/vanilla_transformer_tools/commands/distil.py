@@ -89,10 +89,7 @@ class DistilSettings(TrainSettings):
 
 def distil(argv: list[str]) -> None:
     """Train a small student on the translations of a teacher."""
-    options = read_options(distil, DistilSettings, _EXAMPLE, argv)
-    if options is None:
-        return
-    settings, arguments = options.settings, options.arguments
+    settings, arguments, _ = read_options(distil, DistilSettings, _EXAMPLE, argv)
     _check(settings, arguments.world_size)
 
     from vanilla_transformer_tools.training.checkpoints import (
@@ -165,15 +162,7 @@ def _check(settings: DistilSettings, processes: int) -> None:
 
 
 def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
-    """Translates the training sources as far as that is not done.
-
-    Returns:
-        Beam width and length penalty of the teacher's search, and its engine.
-
-    Raises:
-        ValueError: If the folder has outputs of another teacher, search or corpus, or others than
-            were written.
-    """
+    """Translates the training sources as far as that is not done; returns the teacher's search."""
     from vanilla_transformer_tools.files import rows_written
     from vanilla_transformer_tools.text.parallel_text import parallel_text, read_pairs
 

@@ -20,10 +20,7 @@ if sys.platform != "win32":
 
 
 def check_output(
-    path: Path,
-    *,
-    inputs: Iterable[str | None] = (),
-    models: Sequence[str] = (),
+    path: Path, *, inputs: Iterable[str | None] = (), models: Sequence[str] = ()
 ) -> None:
     """Rejects an output that cannot be written or would overwrite an input of the command.
 

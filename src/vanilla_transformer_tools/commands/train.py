@@ -1,9 +1,8 @@
 """The `train` command: trains a model on parallel text."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vanilla_transformer_tools.commands.command import (
     Command,
@@ -39,39 +38,28 @@ example:
 """
 
 
-@dataclass(frozen=True)
-class Options(Generic[Settings]):
-    """Options of a command that trains.
-
-    Attributes:
-        settings: Our settings.
-        arguments: Trainer's arguments.
-        given: Names of the options that recipe and command line give.
-    """
-
-    settings: Settings
-    arguments: "Seq2SeqTrainingArguments"
-    given: set[str]
-
-
 def train(argv: list[str]) -> None:
     """Train a model and its tokenizer on parallel text."""
-    if options := read_options(train, TrainSettings, _EXAMPLE, argv):
-        from vanilla_transformer_tools.training.run import train as train_model
+    settings, arguments, given = read_options(train, TrainSettings, _EXAMPLE, argv)
 
-        train_model(options.settings, options.arguments, given=options.given)
+    from vanilla_transformer_tools.training.run import train as train_model
+
+    train_model(settings, arguments, given=given)
 
 
 def read_options(
     command: Command, kind: type[Settings], epilog: str, argv: list[str]
-) -> Options[Settings] | None:
-    """Options of a command that trains; None after `--help-all`.
+) -> tuple[Settings, "Seq2SeqTrainingArguments", set[str]]:
+    """Options of a command that trains; `--help-all` ends the program.
 
     Args:
         command: Function of the command, whose docstring is the description.
         kind: Class of our settings.
         epilog: Text at the end of the help.
         argv: Arguments after the name of the command; the first may be a recipe.
+
+    Returns:
+        Our settings, Trainer's arguments, and the names of the options that were given.
     """
     # In bfloat16, oneDNN keeps a program of megabytes for each number of rows that it multiplied.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -85,8 +73,8 @@ def read_options(
     settings = kind(**values)
     trainer_parser = _trainer_parser(parser.prog, others, settings)
     if help_all:
-        print(parser.format_help() + "\n" + trainer_parser.format_help())
-        return None
+        print(parser.format_help() + "\n" + trainer_parser.format_help(), flush=True)
+        parser.exit()
     _check_settings(parser, settings)
     arguments, unknown = trainer_parser.parse_args_into_dataclasses(
         others, return_remaining_strings=True
@@ -96,7 +84,7 @@ def read_options(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    return Options(settings, arguments, options_among(words, parser, trainer_parser))
+    return settings, arguments, options_among(words, parser, trainer_parser)
 
 
 def _check_settings(parser: Parser, settings: TrainSettings) -> None:

@@ -42,7 +42,7 @@ from vanilla_transformer_tools.saved_folder import (
     read_object,
     write_run,
 )
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 # Of the largest logit; float32 sums in another order, and tables of sinusoids in float32.
 _TOLERANCE = 1e-4
@@ -266,7 +266,7 @@ def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None)
 
 def _of_transformers(name_or_path: str) -> Source:
     config = _check_config(name_or_path)
-    tokenizers = TokenizerPair.for_config(load_tokenizer(name_or_path), config, name_or_path)
+    tokenizers = TokenizerPair.from_pretrained(name_or_path, config)
     for file in Path(name_or_path).glob("*.bin"):
         check_zip(file)
     try:
@@ -301,7 +301,7 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
     source = Source({"mapping": mapping.name}, declaration, {}, read_tensors(path))
     if tokenizer is not None:
         config = declaration.config_of({}).to_dict()
-        pair = TokenizerPair.for_config(load_tokenizer(tokenizer), config, tokenizer)
+        pair = TokenizerPair.from_pretrained(tokenizer, config)
         source = replace(source, tokenizers=pair)
     if (folder / GENERATION_CONFIG_NAME).is_file():
         check_objects(folder)

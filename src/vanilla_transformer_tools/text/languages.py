@@ -112,10 +112,8 @@ def choose_languages(
         defaults: Of the model.
 
     Raises:
-        ValueError: If a language is unknown, missing, or given to a model without languages, or if
-            codes come after the text of an NLLB tokenizer.
+        ValueError: If a language is unknown, missing, or given to a model without languages.
     """
-    refuse_legacy_codes(tokenizer)
     codes = language_codes(tokenizer)
     if not codes:
         if source is not None:

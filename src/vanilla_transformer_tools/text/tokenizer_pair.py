@@ -9,27 +9,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import naming_full_disk
 from vanilla_transformer_tools.saved_folder import (
     TARGET_FILES,
     TARGET_FOLDER,
-    check_objects,
     find_file,
-    local_folder,
-    naming_code,
+    load_tokenizer,
     read_object,
 )
 from vanilla_transformer_tools.text.languages import (
@@ -54,7 +45,8 @@ class TokenizerPair:
         start_token: Id that the decoder reads first; None: the model's.
 
     Raises:
-        ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side.
+        ValueError: If `<pad>`, `<s>` or `</s>` have another id on the other side, or a tokenizer
+            of NLLB puts codes after the text.
     """
 
     source: PreTrainedTokenizerBase
@@ -64,6 +56,7 @@ class TokenizerPair:
     start_token: int | None = None
 
     def __post_init__(self) -> None:
+        refuse_legacy_codes(self.source)
         faults = [
             f"{getattr(self.source, name)} is {ids[0]} and {ids[1]}"
             for name in _COMMON_TOKENS
@@ -82,51 +75,37 @@ class TokenizerPair:
         return cls(tokenizer, tokenizer)
 
     @classmethod
-    def from_pretrained(cls, model_name_or_path: str, **loading: Any) -> Self:
+    def from_pretrained(
+        cls, model_name_or_path: str, config: dict[str, Any] | None = None, **loading: Any
+    ) -> Self:
         """The tokenizers of a saved model, from its folder or the Hub.
 
         Args:
             model_name_or_path: As for `AutoTokenizer`.
-            loading: Further arguments of it.
+            config: Fields of the config of a model that is made for these tokenizers; those that
+                it lacks are not compared. None: the saved model's.
+            loading: Further arguments of `AutoTokenizer`.
 
         Raises:
             ValueError: If a folder holds no tokenizer or a damaged file, or the model's config has
                 a vocabulary of the target and its tokenizer is missing.
             OSError: If there is neither a folder nor a model on the Hub of this name.
         """
-        folder = Path(model_name_or_path)
-        if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
-            last = get_last_checkpoint(folder)
-            hint = f" Its training has not finished; {last!r} is a model." if last else ""
-            raise ValueError(
-                f"{model_name_or_path!r} must be the folder of a saved model, got no "
-                f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
-            )
+        if config is None:
+            folder = Path(model_name_or_path)
+            if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
+                last = get_last_checkpoint(folder)
+                hint = f" Its training has not finished; {last!r} is a model." if last else ""
+                raise ValueError(
+                    f"{model_name_or_path!r} must be the folder of a saved model, got no "
+                    f"{TOKENIZER_CONFIG_FILE} in it.{hint}"
+                )
+            # Tokenizers may be saved without a model.
+            file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
+            config = read_object(file) if file else {}
         source = load_tokenizer(model_name_or_path, **loading)
-        file = find_file(model_name_or_path, CONFIG_NAME, loading.get("revision"))
-        config = read_object(file) if file else {}
-        if not file:
-            # Tokenizers may be saved without a model, those of a pair too.
-            config = {"share_encoder_decoder_embeddings": not (folder / TARGET_FILES[0]).is_file()}
-        return cls.for_config(source, config, model_name_or_path, **loading)
-
-    @classmethod
-    def for_config(
-        cls, source: PreTrainedTokenizerBase, config: dict[str, Any], name: str, **loading: Any
-    ) -> Self:
-        """The tokenizers in a folder or on the Hub, for a model with a given config.
-
-        Args:
-            source: From the root of the folder.
-            config: Fields of the config; those that it lacks are not compared.
-            name: Of the folder.
-            loading: Further arguments of `AutoTokenizer`.
-
-        Raises:
-            ValueError: As `from_pretrained` does.
-        """
-        pair = cls._beside(source, config, name, **loading)
-        pair._check_config(config, name)
+        pair = cls._beside(source, config, model_name_or_path, **loading)
+        pair._check_config(config, model_name_or_path)
         return pair
 
     @classmethod
@@ -161,11 +140,7 @@ class TokenizerPair:
         return cls.joint(source)
 
     def _check_config(self, config: dict[str, Any], name: str) -> None:
-        """Rejects tokenizers that are not the model's; ids that the config lacks are not compared.
-
-        Raises:
-            ValueError: If sizes or special ids differ.
-        """
+        """Rejects tokenizers of other sizes or special ids than the config, where it has any."""
         sizes = {
             "source": (self.source, config.get("vocab_size")),
             "target": (self.target, config.get("decoder_vocab_size") or config.get("vocab_size")),
@@ -187,7 +162,7 @@ class TokenizerPair:
             for token_id, expected in [(_id_of(self.source, token), config.get(f"{token}_id"))]
             # Marian's tokenizer has no `<s>`.
             if expected is not None
-            and token_id not in _as_list(expected)
+            and token_id not in (expected if isinstance(expected, list) else [expected])
             and not (token == "bos_token" and token_id is None)
         ]
         if faults:
@@ -285,11 +260,6 @@ def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
     return token_id
 
 
-def _as_list(ids: int | list[int] | None) -> list[int | None]:
-    """Ids of which a config may give one or several."""
-    return [*ids] if isinstance(ids, list) else [ids]
-
-
 def _entries(tokenizer: PreTrainedTokenizerBase, side: str) -> int:
     """Rows that a table for this tokenizer needs."""
     if isinstance(tokenizer, VanillaTransformerTokenizer):
@@ -307,46 +277,3 @@ def _content(tokenizer: PreTrainedTokenizerBase) -> str:
         digest = sha256(b"".join(file.read_bytes() for file in sorted(files)))
     digest.update(repr(sorted(tokenizer.get_added_vocab().items())).encode())
     return digest.hexdigest()
-
-
-def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
-    """One tokenizer from a folder or the Hub, whatever its class.
-
-    Args:
-        model_name_or_path: As for `AutoTokenizer`.
-        loading: Further arguments of it.
-
-    Raises:
-        ImportError: If it needs a package that is not installed.
-        ValueError: If a folder holds none that can be loaded, or a damaged file, or if it has
-            NLLB's codes after the text.
-        OSError: If there is neither a folder nor a model on the Hub of this name.
-    """
-    folder = local_folder(model_name_or_path)
-    if folder:
-        check_objects(folder)
-    with naming_code(model_name_or_path):
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                model_name_or_path, **{"trust_remote_code": False, **loading}
-            )
-        except ImportError:
-            raise
-        # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
-        except Exception as error:
-            if not folder:
-                if isinstance(error, ValueError):
-                    raise
-                raise OSError(
-                    f"There is no folder {model_name_or_path!r}, and no model of that name could "
-                    f"be loaded from the Hub: {' '.join(str(error).split())}"
-                ) from error
-            if isinstance(error, OSError):
-                raise
-            raise ValueError(
-                f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
-                f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json "
-                "and tokenizer_config.json."
-            ) from error
-    refuse_legacy_codes(tokenizer)
-    return tokenizer

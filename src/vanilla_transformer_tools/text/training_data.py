@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,29 +12,11 @@ from transformers import TrainingArguments
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
+from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.streaming import TokenBatchStream
 from vanilla_transformer_tools.text.token_cache import cached_ids
 from vanilla_transformer_tools.text.token_ids import pair_lengths
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-
-
-@dataclass(frozen=True)
-class Period:
-    """The unit of the numbers of `TrainingData`.
-
-    Attributes:
-        one: A period with its article.
-        several: The plural.
-        is_corpus: Whether a period holds all pairs.
-    """
-
-    one: str
-    several: str
-    is_corpus: bool
-
-
-EPOCH = Period("an epoch", "epochs", is_corpus=True)
-BUFFER = Period("a buffer", "buffers", is_corpus=False)
 
 
 @dataclass(frozen=True)
@@ -45,7 +27,7 @@ class TrainingData:
         dataset: Dataset of a `DataLoader`.
         batching: Arguments of `DataLoader` that decide on the batches.
         set_epoch: Chooses the epoch of the next iteration, counted from 0.
-        period: Unit of the following numbers: an epoch, or the first buffer of a stream.
+        is_corpus: Whether the numbers are of an epoch, and not of a stream's first buffer.
         pairs: Number of pairs.
         truncated_pairs: Number of pairs with a truncated side.
         batches: Number of batches that each process goes through.
@@ -56,21 +38,27 @@ class TrainingData:
     dataset: Dataset | SegmentedPairs | TokenBatchStream
     batching: dict[str, Any]
     set_epoch: Callable[[int], None]
-    period: Period
+    is_corpus: bool
     pairs: int
     truncated_pairs: int
     batches: int
     tokens: int
     padding: float
 
+    @property
+    def period(self) -> str:
+        """What the numbers are of, in words."""
+        return "an epoch" if self.is_corpus else "a buffer"
+
     def describe_pairs(self) -> str:
         """Number of pairs and of truncated ones, in words."""
-        pairs = f"{self.pairs:,}" if self.period.is_corpus else f"{self.pairs:,} {self.period.one}"
-        return f"{pairs}, {self.truncated_pairs:,} of them cut to the maximal length"
+        of_buffer = "" if self.is_corpus else f" {self.period}"
+        cut = f"{self.truncated_pairs:,} of them cut to the maximal length"
+        return f"{self.pairs:,}{of_buffer}, {cut}"
 
     def describe_batches(self) -> str:
         """Number of batches and share of padding, in words."""
-        return f"{self.batches:,} {self.period.one}, {100 * self.padding:.1f} % padding"
+        return f"{self.batches:,} {self.period}, {100 * self.padding:.1f} % padding"
 
     def record(self, epochs: float) -> dict[str, float | None]:
         """Facts in `run.json` about a run over `epochs`; None for unknown ones."""
@@ -79,45 +67,51 @@ class TrainingData:
             "truncated_pairs": self.truncated_pairs,
             "epochs": round(epochs, 2),
         }
-        return {name: count if self.period.is_corpus else None for name, count in counts.items()}
+        return {name: count if self.is_corpus else None for name, count in counts.items()}
 
 
-def stored(
-    pairs: Dataset,
-    tokenizers: TokenizerPair,
-    settings: TrainSettings,
-    arguments: TrainingArguments,
+def build_data(
+    corpus: Corpus, tokenizers: TokenizerPair, settings: TrainSettings, arguments: TrainingArguments
 ) -> TrainingData:
-    """Pairs whose token ids are computed once, and kept for other runs, see `cached_ids`.
+    """Training data of the kind that the settings ask for.
+
+    Token ids are computed once, and kept for other runs (see `cached_ids`); or drawn again in each
+    epoch, by BPE-dropout; or computed from a stream, whose numbers are measured on this process's
+    share of the first buffer.
 
     Args:
-        pairs: As `load_pairs` returns them.
-        tokenizers: Of source and target.
-        settings: Longest side and budget of a batch.
+        corpus: The text of the run.
+        tokenizers: The tokenizers of source and target.
+        settings: Kind of the data, longest side, budget of a batch, size of a buffer.
         arguments: Seed and processes.
     """
-    tokenized, truncated = cached_ids(pairs, tokenizers, max_length=settings.max_length)
-    sampler = TokenBatchSampler(pair_lengths(tokenized), **_sampling(settings, arguments))
-    return in_epochs(tokenized, sampler, truncated)
-
-
-def drawn_each_epoch(
-    pairs: Dataset,
-    tokenizers: TokenizerPair,
-    settings: TrainSettings,
-    arguments: TrainingArguments,
-) -> TrainingData:
-    """Pairs with other token ids in each epoch, by BPE-dropout; arguments as for `stored`."""
+    sampling: dict[str, Any] = {
+        "max_tokens": settings.max_tokens_per_batch,
+        "seed": arguments.seed if arguments.data_seed is None else arguments.data_seed,
+        "num_processes": arguments.world_size,
+        "process_index": arguments.process_index,
+    }
+    longest = settings.max_length
+    if settings.streaming:
+        buffer = settings.shuffle_buffer
+        stream = TokenBatchStream(
+            corpus.read, tokenizers, max_length=longest, buffer_size=buffer, **sampling
+        )
+        return _in_buffers(stream, arguments.world_size)
+    pairs = corpus.filtered.kept
+    if not settings.bpe_dropout:
+        tokenized, truncated = cached_ids(pairs, tokenizers, max_length=longest)
+        sampler = TokenBatchSampler(pair_lengths(tokenized), **sampling)
+        return in_epochs(tokenized, sampler, truncated)
     drawn = SegmentedPairs(
         tokenizers,
         pairs["source"][:],
         pairs["target"][:],
         rate=settings.bpe_dropout,
         seed=arguments.seed,
-        max_length=settings.max_length,
+        max_length=longest,
         languages=pairs["tag"][:] if settings.tag_column else None,
     )
-    sampling = _sampling(settings, arguments)
     sampler = TokenBatchSampler(drawn.draw(0), redraw=drawn.draw, **sampling)
     return in_epochs(drawn, sampler, drawn.truncated_pairs)
 
@@ -129,14 +123,14 @@ def in_epochs(
 
     Args:
         dataset: Columns `input_ids` and `labels`.
-        sampler: Of these pairs.
+        sampler: Sampler of these pairs.
         truncated_pairs: Number of pairs with a truncated side.
     """
     return TrainingData(
         dataset,
         {"batch_sampler": sampler},
         sampler.set_epoch,
-        EPOCH,
+        True,
         len(dataset),
         truncated_pairs,
         len(sampler),
@@ -145,54 +139,18 @@ def in_epochs(
     )
 
 
-def streamed(
-    read: Callable[[], Iterator[tuple[str, ...]]],
-    tokenizers: TokenizerPair,
-    settings: TrainSettings,
-    arguments: TrainingArguments,
-) -> TrainingData:
-    """Pairs that are read and tokenised during training, in the batches of a `TokenBatchStream`.
-
-    The numbers are measured on this process's share of the first buffer. The other shares are taken
-    to be like it.
-
-    Args:
-        read: Begins a pass and yields pairs of text, with tags if there are any, the same at each
-            call.
-        tokenizers: Of source and target.
-        settings: Longest side, budget of a batch, size of a buffer.
-        arguments: Seed and processes.
-    """
-    stream = TokenBatchStream(
-        read,
-        tokenizers,
-        max_length=settings.max_length,
-        buffer_size=settings.shuffle_buffer,
-        **_sampling(settings, arguments),
-    )
+def _in_buffers(stream: TokenBatchStream, processes: int) -> TrainingData:
+    """Pairs of a stream; the shares of the other processes are taken to be like this one's."""
     return TrainingData(
         stream,
         # The stream yields whole batches.
         {"batch_size": None},
-        _ignore_epoch,
-        BUFFER,
-        arguments.world_size * stream.buffer_size,
-        arguments.world_size * stream.truncated_pairs,
+        # It numbers its buffers itself.
+        lambda epoch: None,
+        False,
+        processes * stream.buffer_size,
+        processes * stream.truncated_pairs,
         stream.batches_per_buffer,
-        arguments.world_size * stream.tokens,
+        processes * stream.tokens,
         stream.padding,
     )
-
-
-def _ignore_epoch(epoch: int) -> None:
-    """A stream numbers its buffers itself."""
-
-
-def _sampling(settings: TrainSettings, arguments: TrainingArguments) -> dict[str, Any]:
-    """Arguments of both sampler and stream: the budget of a batch, and this process's share."""
-    return {
-        "max_tokens": settings.max_tokens_per_batch,
-        "seed": arguments.seed if arguments.data_seed is None else arguments.data_seed,
-        "num_processes": arguments.world_size,
-        "process_index": arguments.process_index,
-    }

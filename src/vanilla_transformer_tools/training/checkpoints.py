@@ -14,7 +14,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer_tools.files import share_weights, write_lines
+from vanilla_transformer_tools.files import names_below, share_weights, write_lines
 from vanilla_transformer_tools.saved_folder import (
     CARD_FILE,
     FILES_FILE,
@@ -67,9 +67,8 @@ def close_checkpoint(folder: Path) -> None:
     Args:
         folder: Folder of the checkpoint, with all its other files.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
     share_weights(folder)
-    names = [path.relative_to(folder).as_posix() for path in files if path.name != FILES_FILE]
+    names = [name for name in names_below(folder) if name != FILES_FILE]
     write_lines(
         folder / FILES_FILE, [json.dumps(describe_files(folder, names, "xxh3_128"), indent=2)]
     )

@@ -125,10 +125,6 @@ _BY_LOSS = {"reduce_lr_on_plateau", "greedy"}
 def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> None:
     """Rejects settings that no run can follow, before anything is read.
 
-    Args:
-        settings: Our settings.
-        arguments: Trainer's arguments.
-
     Raises:
         ValueError: If there are any; the message names all.
     """

@@ -42,16 +42,13 @@ _UPDATES_OF_A_PASS = 16
 
 
 class _Kind(NamedTuple):
-    """Differences between a CPU and a GPU.
+    """Differences between a CPU and a GPU."""
 
-    Attributes:
-        largest_batch: Tokens of the largest batch that `--minutes` chooses.
-        timed_pairs: Pairs of 40 tokens in each batch that is timed; two batches show a fixed time.
-        costs: Work per token compared with `tiny`.
-    """
-
+    # Tokens of the largest batch that `--minutes` chooses.
     largest_batch: int
+    # Pairs of 40 tokens in each batch that is timed; two batches show a fixed time.
     timed_pairs: tuple[int, ...]
+    # Work per token compared with `tiny`.
     costs: dict[str, float]
 
 
@@ -191,13 +188,7 @@ def _size(preset: PresetName, config: tuple[str, ...]) -> _Size:
 
 
 def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> CorpusStats:
-    """Looks at the first pairs, and trains on this machine for some seconds.
-
-    Args:
-        minutes: Length of the run.
-        arguments: Trainer's arguments.
-        pairs: Training pairs.
-    """
+    """Looks at the first training pairs, and trains on this machine for some seconds."""
     speed = training_speed(arguments)
     words: Counter[str] = Counter()
     characters: Counter[str] = Counter()

@@ -20,6 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.fast_loss_vanilla_transformer import chunk_rows
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     BleuTokenizer,
@@ -27,6 +28,7 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     resolve,
 )
 from vanilla_transformer_tools.evaluation.metrics import METRICS
+from vanilla_transformer_tools.saved_folder import read_run
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
@@ -40,11 +42,7 @@ from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
 from vanilla_transformer_tools.training.corpus_stats import measure
 from vanilla_transformer_tools.training.recipe import new_config, schedule
-from vanilla_transformer_tools.training.run_record import (
-    continued_record,
-    describe_run,
-    previous_record,
-)
+from vanilla_transformer_tools.training.run_record import continued_record, describe_run
 from vanilla_transformer_tools.training.starting_model import NEW, Start
 from vanilla_transformer_tools.translation.engine_choice import INNER_ENDS, MOST_INNER_ENDS
 from vanilla_transformer_tools.translation.sentences import has_inner_end
@@ -85,6 +83,7 @@ class RunPlan:
         arguments: Trainer's arguments, as they are executed.
         corpus: The text of the run.
         start: What the run takes over from a saved model.
+        config: The model's config; a vocabulary to be learned is as large as it may become.
         checkpoint: Folder to resume from; None for a new run.
         decisions: What `--minutes` chose, and why.
         batch_reason: Why the batches have their size; empty if the user knows it.
@@ -96,6 +95,7 @@ class RunPlan:
     arguments: Seq2SeqTrainingArguments
     corpus: Corpus
     start: Start
+    config: VanillaTransformerConfig
     checkpoint: Path | None
     decisions: tuple[Decision, ...]
     batch_reason: str
@@ -147,18 +147,29 @@ def plan_run(
         given: Names of the options that the user gave, which `--minutes` does not change.
 
     Raises:
-        ValueError: If a run that is resumed has other settings or data than it had.
+        ValueError: If a run that is resumed has other settings or data than it had, or if the
+            model has no positions for the longest pairs.
     """
-    previous = previous_record(Path(arguments.output_dir)) if checkpoint else {}
+    previous = read_run(arguments.output_dir) if checkpoint else {}
     pairs, arguments = corpus.filtered.kept, copy.copy(arguments)
-    share = _several_sentences(pairs)
+    # Pairs from all over the corpus.
+    step = -(-len(pairs) // _LINES_OF_SENTENCES)
+    lines = pairs.select(range(0, len(pairs), step))["source"]
+    share = round(sum(map(has_inner_end, lines)) / len(lines), 4)
     decisions: tuple[Decision, ...] = ()
-    if settings.minutes is not None and checkpoint:
-        decisions = decisions_on_record(previous, settings, given)
-    elif settings.minutes is not None:
+    if settings.minutes is not None and not checkpoint:
         stats = measure(settings.minutes, arguments, pairs)
         decisions = run_rules(stats, settings, start.tokenizers, given)
+    elif settings.minutes is not None:
+        decisions = decisions_on_record(previous, settings, given)
     settings = follow(decisions, settings, arguments, given)
+    config = start.config if start.model and start.config else new_config(settings, start.config)
+    if settings.max_length > config.last_position:
+        raise ValueError(
+            f"--max_length {settings.max_length} is longer than the learned positions, which end "
+            f"after {config.last_position} tokens. Give --max_length {config.last_position}, or, "
+            "for a new model, more positions: --config max_position_embeddings=N."
+        )
     recorded = previous.get("bleu_tokenizers", {})
     tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     _choose_metric(arguments, tokenizers)
@@ -166,7 +177,7 @@ def plan_run(
     tokens, reason = settings.max_tokens_per_batch or known, ""
     if not tokens:
         number = None if settings.streaming else len(pairs)
-        tokens, reason = choose_batch_size(settings, arguments, start, number, decisions)
+        tokens, reason = choose_batch_size(settings, arguments, config, number, decisions)
     settings = replace(settings, max_tokens_per_batch=tokens)
     run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
     if checkpoint:
@@ -176,15 +187,8 @@ def plan_run(
     run["bleu_tokenizers"] = {name: asdict(tokenizer) for name, tokenizer in tokenizers.items()}
     run[INNER_ENDS] = share
     return RunPlan(
-        settings, arguments, corpus, start, checkpoint, decisions, reason, tokenizers, run
+        settings, arguments, corpus, start, config, checkpoint, decisions, reason, tokenizers, run
     )
-
-
-def _several_sentences(pairs: Dataset) -> float:
-    """Share of the sources with more than one sentence, of pairs from all over the corpus."""
-    step = -(-len(pairs) // _LINES_OF_SENTENCES)
-    lines = pairs.select(range(0, len(pairs), step))["source"]
-    return round(sum(map(has_inner_end, lines)) / len(lines), 4)
 
 
 def _choose_tokenizers(
@@ -208,11 +212,7 @@ def _choose_tokenizers(
 def _choose_metric(
     arguments: Seq2SeqTrainingArguments, tokenizers: Mapping[str, BleuTokenizer]
 ) -> None:
-    """Sets the score that chooses checkpoints, and its direction.
-
-    Where no tokenizer of BLEU fits the references, it is chrF. By default, Trainer prefers lower
-    values of losses only.
-    """
+    """Sets the score that chooses checkpoints, chrF where no BLEU fits, and its direction."""
     prefix, score = split_metric(metric_of(arguments))
     tokenizer = tokenizers.get(prefix.rstrip("_") or VALIDATION)
     if score == "bleu" and tokenizer and not tokenizer.fits:
@@ -225,7 +225,7 @@ def _choose_metric(
 def choose_batch_size(
     settings: TrainSettings,
     arguments: TrainingArguments,
-    start: Start,
+    config: VanillaTransformerConfig,
     pairs: int | None,
     decisions: Collection[Decision] = (),
 ) -> tuple[int, str]:
@@ -234,7 +234,7 @@ def choose_batch_size(
     Args:
         settings: Settings of the run.
         arguments: Trainer's arguments.
-        start: What the run takes over from a saved model.
+        config: The model's config.
         pairs: Number of training pairs; None for a stream.
         decisions: Decisions of --minutes, of which one may be on the batches.
 
@@ -252,9 +252,11 @@ def choose_batch_size(
         accumulated = arguments.gradient_accumulation_steps
         planned, reason = _default_of_gpu(settings, accumulated, pairs)
     processes = arguments.world_size
-    model = _model_without_values(settings, start)
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(config)
     memory = estimated_memory(
-        model,
+        # Frozen weights count as trained ones, but those beside an adapter do not.
+        model.requires_grad_(settings.peft is None),
         arguments.device,
         is_half=arguments.bf16 or arguments.fp16,
         passes=2 if settings.r_drop else 1,
@@ -270,26 +272,6 @@ def choose_batch_size(
     fewest = min(planned, 4 * processes * settings.max_length)
     tokens = max(fewest, room // 1000 * 1000)
     return tokens, f"because {planned:,} do not fit {free / 1e9:.1f} GB of free memory, by estimate"
-
-
-def _model_without_values(settings: TrainSettings, start: Start) -> PreTrainedModel:
-    """The model of a run on the meta device.
-
-    A vocabulary is taken to be as large as it may become. Frozen weights count as trained ones, but
-    those beside an adapter do not.
-    """
-    config = start.config
-    if start.model is None:
-        target = settings.target_vocab_size or settings.vocab_size
-        config = new_config(
-            settings,
-            start.config,
-            settings.vocab_size,
-            target if settings.separate_vocabularies else None,
-        )
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config)
-    return model.requires_grad_(settings.peft is None)
 
 
 def _default_of_gpu(
@@ -312,11 +294,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def estimated_memory(
-    model: PreTrainedModel,
-    device: torch.device,
-    is_half: bool,
-    passes: int = 1,
-    copies: int = 0,
+    model: PreTrainedModel, device: torch.device, is_half: bool, passes: int = 1, copies: int = 0
 ) -> Memory:
     """Estimate for training a model in float32, with or without autocast.
 

@@ -39,24 +39,18 @@ def is_sharded(trainer: Trainer) -> bool:
     if not trainer.is_fsdp_enabled:
         return False
     plugin = trainer.accelerator.state.fsdp_plugin
-    faults = []
-    if plugin.fsdp_version != 2:
-        faults.append("FSDP must have version 2, got 1. Set `fsdp_version: 2` for the launcher.")
-    if plugin.activation_checkpointing:
-        faults.append(
-            "Weights must keep their names, got `fsdp_activation_checkpointing: true`. Set it to "
-            "false for the launcher."
-        )
-    if plugin.cpu_ram_efficient_loading:
-        faults.append(
-            "Each process must begin with all weights, got `fsdp_cpu_ram_efficient_loading: true`. "
-            "Set it to false for the launcher."
-        )
-    if hasattr(trainer.model, "peft_config"):
-        faults.append(
-            "--peft needs whole weights in each process, to merge the adapter; FSDP divides them. "
-            "Leave one of the two out."
-        )
+    conditions = {
+        "FSDP must have version 2, got 1. Set `fsdp_version: 2` for the launcher.": (
+            plugin.fsdp_version != 2
+        ),
+        "Weights must keep their names, got `fsdp_activation_checkpointing: true`. Set it to "
+        "false for the launcher.": plugin.activation_checkpointing,
+        "Each process must begin with all weights, got `fsdp_cpu_ram_efficient_loading: true`. "
+        "Set it to false for the launcher.": plugin.cpu_ram_efficient_loading,
+        "--peft needs whole weights in each process, to merge the adapter; FSDP divides them. "
+        "Leave one of the two out.": hasattr(trainer.model, "peft_config"),
+    }
+    faults = [fault for fault, is_so in conditions.items() if is_so]
     if faults:
         raise ValueError("\n".join(faults))
     return True

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, TrainingArguments
+from transformers import TrainingArguments
 from transformers.utils import is_torch_tf32_available
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -210,19 +210,14 @@ def model_fields(settings: TrainSettings) -> dict[str, Any]:
 
 
 def new_config(
-    settings: TrainSettings,
-    saved: PreTrainedConfig | None,
-    source_size: int,
-    target_size: int | None,
+    settings: TrainSettings, saved: VanillaTransformerConfig | None
 ) -> VanillaTransformerConfig:
-    """The config of a new model.
+    """The config of a new model, whose vocabularies are as large as they may become.
 
     Args:
         settings: Settings of the run.
-        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the sizes
-            do.
-        source_size: Entries of the vocabulary.
-        target_size: Entries of the target's, if it has its own; None: both sides share one.
+        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the
+            settings do.
 
     Raises:
         ValueError: If --config contradicts the vocabulary of --tokenizer.
@@ -236,8 +231,8 @@ def new_config(
     if saved:
         fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
     else:
-        fields["vocab_size"] = source_size
-        if target_size is not None:
+        fields["vocab_size"] = settings.vocab_size
+        if settings.separate_vocabularies:
             fields["share_encoder_decoder_embeddings"] = False
-            fields["decoder_vocab_size"] = target_size
+            fields["decoder_vocab_size"] = settings.target_vocab_size or settings.vocab_size
     return VanillaTransformerConfig(**fields)

@@ -15,17 +15,13 @@ import psutil
 import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import (
-    PrinterCallback,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.progress import bar_on_terminal, duration
+from vanilla_transformer_tools.settings import VALIDATION
 from vanilla_transformer_tools.text.token_ids import unknown_strings
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import metric_of
@@ -76,10 +72,11 @@ def forecast(
     minutes = seconds * data.batches / 60
     if minutes_left is None:
         periods = max(0, updates - first_update) * length
-        end = f"{periods:.3g} {data.period.several} end {_moment(60 * minutes * periods)}"
+        several = "epochs" if data.is_corpus else "buffers"
+        end = f"{periods:.3g} {several} end {_moment(60 * minutes * periods)}"
     else:
         end = f"the run ends {_moment(60 * max(0.0, minutes_left))} (evaluation counted)"
-    yield f"time        about {minutes:.1f} minutes {data.period.one}; {end}"
+    yield f"time        about {minutes:.1f} minutes {data.period}; {end}"
     if minutes_left is None:
         yield "            (evaluation not counted)"
 
@@ -179,11 +176,7 @@ class Progress(TrainerCallback):
     """
 
     def __init__(
-        self,
-        data: TrainingData,
-        stop: StopOnRequest,
-        stack: ExitStack,
-        sets: Sequence[str] = (),
+        self, data: TrainingData, stop: StopOnRequest, stack: ExitStack, sets: Sequence[str] = ()
     ) -> None:
         self.data = data
         self.stop = stop
@@ -230,11 +223,10 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.set_description_str("train", refresh=False)
         if "eval_loss" in metrics:
-            shown = {"loss": f"validation loss {metrics['eval_loss']:.3f}"}
+            shown = {}
             for prefix in ("", *(f"{name}_" for name in self.sets)):
-                if prefix:
-                    loss = f"{prefix}loss"
-                    shown[loss] = f"{loss.replace('_', ' ')} {metrics[f'eval_{loss}']:.3f}"
+                title, loss = prefix.rstrip("_") or VALIDATION, f"{prefix}loss"
+                shown[loss] = f"{title} loss {metrics[f'eval_{loss}']:.3f}"
                 for name in METRICS:
                     if (value := metrics.get(f"eval_{prefix}{name}")) is not None:
                         shown[f"{prefix}{name}"] = f"{name} {value:.2f}"
@@ -276,7 +268,7 @@ class Progress(TrainerCallback):
         """Step and epoch; a stream has no epochs."""
         width = len(f"{state.max_steps:,}")
         yield f"step {state.global_step:>{width},}/{state.max_steps:,}"
-        if self.data.period.is_corpus:
+        if self.data.is_corpus:
             yield f"epoch {state.epoch or 0:.2f}"
 
     def _measure_speed(self, args: TrainingArguments, state: TrainerState) -> str:

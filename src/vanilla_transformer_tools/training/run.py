@@ -8,7 +8,6 @@ Differs from the paper:
     mean if `average_last` asks for it.
 """
 
-import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -36,12 +35,7 @@ from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.filters import FilteredPairs, read_corpus
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.text.training_data import (
-    TrainingData,
-    drawn_each_epoch,
-    stored,
-    streamed,
-)
+from vanilla_transformer_tools.text.training_data import TrainingData, build_data
 from vanilla_transformer_tools.threads import IdleCores
 from vanilla_transformer_tools.training.averaging import (
     MovingAverage,
@@ -72,11 +66,7 @@ from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
 from vanilla_transformer_tools.training.reports import forecast, progress_shown
 from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
-from vanilla_transformer_tools.training.starting_model import (
-    build_model,
-    load_start,
-    merge_adapter,
-)
+from vanilla_transformer_tools.training.starting_model import build_model, load_start, merge_adapter
 from vanilla_transformer_tools.training.stopping import (
     StopOnRequest,
     StoppedBySignalError,
@@ -154,8 +144,8 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
     settings, arguments, filtered = plan.settings, plan.arguments, plan.corpus.filtered
     limit_waiting(arguments)
     set_seed(arguments.seed)
-    tokenizers, model = build_model(settings, plan.start, filtered.kept)
-    data = _build_data(plan, tokenizers)
+    tokenizers, model = build_model(settings, plan.start, plan.config, filtered.kept)
+    data = build_data(plan.corpus, tokenizers, settings, arguments)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)
     if settings.alignments:
@@ -164,16 +154,6 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
     if plan.checkpoint:
         check_optimizer(plan.checkpoint, trainer.is_sharded)
     return trainer
-
-
-def _build_data(plan: RunPlan, tokenizers: TokenizerPair) -> TrainingData:
-    """Training data of the kind that the settings ask for."""
-    settings, arguments, corpus = plan.settings, plan.arguments, plan.corpus
-    if settings.streaming:
-        return streamed(corpus.read, tokenizers, settings, arguments)
-    if settings.bpe_dropout:
-        return drawn_each_epoch(corpus.filtered.kept, tokenizers, settings, arguments)
-    return stored(corpus.filtered.kept, tokenizers, settings, arguments)
 
 
 def _build_trainer(
@@ -202,7 +182,6 @@ def _build_trainer(
         score_set = scorer(tokenizers.target, references, bleu_tokenizer, settings.metrics)
         sets[name] = tokenized, score_set if scores_text else None
     first_set, first_scorer = sets.pop(VALIDATION, (None, None))
-    last_position = getattr(model.config, "last_position", math.inf)
     decay = settings.moving_average
     trainer = TokenBatchTrainer(
         data,
@@ -214,7 +193,7 @@ def _build_trainer(
         compute_metrics=first_scorer,
         further_sets=sets,
         # The start token too.
-        longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, last_position)),
+        longest_output=1 + int(min(longest + MAX_EXTRA_TOKENS, plan.config.last_position)),
         patience=settings.early_stopping_patience,
         moving_average=None if decay is None else MovingAverage(decay),
     )
@@ -259,13 +238,9 @@ def _end_of(plan: RunPlan, started: float) -> StopOnRequest:
 def _run(
     plan: RunPlan, trainer: TokenBatchTrainer, stop: StopOnRequest, log: JsonLinesLog
 ) -> tuple[Outcome, BaseException | None]:
-    """Trains, then puts the best weights into the model.
+    """Trains, and puts the best weights into the model.
 
-    Returns:
-        Their description, and what ended the run early: a signal, divergence, or None.
-
-    Raises:
-        DivergedError: If there is no finite checkpoint.
+    Returns their description, and what ended the run early: a signal, divergence, or None.
     """
     settings, moving_average = plan.settings, trainer.moving_average
     trainer.add_callback(log)
@@ -295,11 +270,7 @@ def _run(
 def _back_to_last_checkpoint(
     trainer: TokenBatchTrainer, error: DivergedError
 ) -> tuple[Outcome, DivergedError]:
-    """Loads the last finite weights of a run that diverged; returns them and the error to raise.
-
-    Raises:
-        DivergedError: If there are none.
-    """
+    """Loads the last finite weights of a run that diverged; returns them and the error to raise."""
     folder = Path(trainer.args.output_dir)
     advice = (
         f"Lower --learning_rate, now {trainer.args.learning_rate:g}, or lengthen --warmup_steps, "

@@ -1,7 +1,6 @@
 """What a run leaves of itself: the record that repeats and continues it, its log, and curves."""
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -9,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -20,8 +19,8 @@ from accelerate import PartialState
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.figures import new_figure, save_figure
-from vanilla_transformer_tools.files import checksum, write_lines
-from vanilla_transformer_tools.saved_folder import LOG_FILE, RUN_FILE, read_object
+from vanilla_transformer_tools.files import checksum, checksum_of_all, write_lines
+from vanilla_transformer_tools.saved_folder import LOG_FILE, RUN_FILE
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
 
@@ -101,52 +100,39 @@ def describe_run(
 ) -> dict[str, Any]:
     """Settings, data, versions and hardware of a run, as JSON that may be published.
 
-    It holds no secrets, and only the last part of each path; `sha256` identifies the data.
-
-    Args:
-        settings: Our settings.
-        arguments: Trainer's arguments.
-        first_update: Number of updates before it, in a run that is resumed.
+    It holds no secrets, and only the last part of each path; `sha256` identifies the data, and
+    `first_update` is the number of updates before it, in a run that is resumed.
     """
-    return clean_record(
-        {
-            "first_update": first_update,
-            "command": sys.argv,
-            "hardware": hardware(arguments.device),
-            "python": platform.python_version(),
-            "versions": {package: version(package) for package in _PACKAGES},
-            "commit": _commit(),
-            "sha256": _checksums(settings),
-            "settings": dataclasses.asdict(settings),
-            "arguments": arguments.to_dict(),
-        }
-    )
-
-
-def previous_record(folder: Path) -> dict[str, Any]:
-    """The record of the run that is resumed in a folder.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    if not (folder / RUN_FILE).is_file():
-        raise ValueError(
-            f"--resume needs the {RUN_FILE} of the run in --output_dir, got none in {folder}. "
-            "Restore it, or train in another folder, with --init_from a checkpoint."
-        )
-    return read_object(folder / RUN_FILE)
+    record = {
+        "first_update": first_update,
+        "command": sys.argv,
+        "hardware": hardware(arguments.device),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in _PACKAGES},
+        "commit": _commit(),
+        "sha256": _checksums(settings),
+        "settings": dataclasses.asdict(settings),
+        "arguments": arguments.to_dict(),
+    }
+    return clean_record(record)
 
 
 def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a resumed run, which keeps what each previous run was made from.
 
     Args:
-        previous: Record of the run so far.
+        previous: Record of the run so far; empty if there is none.
         run: Description of the run that is about to begin.
 
     Raises:
-        ValueError: If anything differs that changes an update; the message names all.
+        ValueError: If there is no record, or if anything differs that changes an update; the
+            message names all.
     """
+    if not previous:
+        raise ValueError(
+            f"--resume needs the {RUN_FILE} of the run in --output_dir, got none. Restore it, or "
+            "train in another folder, with --init_from a checkpoint."
+        )
     settings, arguments, sums = (
         _differences(previous.get(part, {}), run[part])
         for part in ("settings", "arguments", "sha256")
@@ -186,17 +172,11 @@ def _checksums(settings: TrainSettings) -> dict[str, str]:
     for path in filter(os.path.isdir, paths):
         # Those are copies that `datasets` computed from the dataset.
         files = [file for file in Path(path).rglob("*") if not file.name.startswith("cache-")]
-        checksums[path] = _checksum_of_folder(files)
+        checksums[path] = checksum_of_all(files)
     if settings.init_from and os.path.isdir(settings.init_from):
         weights = Path(settings.init_from).glob("*.safetensors")
-        checksums[settings.init_from] = _checksum_of_folder(weights)
+        checksums[settings.init_from] = checksum_of_all(weights)
     return checksums
-
-
-def _checksum_of_folder(files: Iterable[Path]) -> str:
-    """SHA-256 of the names and checksums of the files of a folder, in alphabetical order."""
-    lines = [f"{file.name} {checksum(file)}\n" for file in sorted(files) if file.is_file()]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _commit() -> str | None:

@@ -1,13 +1,11 @@
 """The tokenizers and the model that a run starts with, and what it trains of a saved model.
 
-That is all of it, all but what is frozen, or an adapter beside it (LoRA, Hu et al. 2021): a product
-of two narrow matrices for each linear map, which is merged into the map at the end.
+That is all of it, all but what is frozen, or an adapter (LoRA, Hu et al. 2021), which is merged.
 """
 
-import math
+import copy
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -18,18 +16,15 @@ from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import save_file
 from torch import nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.saved_folder import (
     check_files,
@@ -41,9 +36,8 @@ from vanilla_transformer_tools.saved_folder import (
 from vanilla_transformer_tools.settings import LORA_TARGET_MODULES, MAX_EXTRA_TOKENS, TrainSettings
 from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.token_cache import cached_tokenizer
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, load_tokenizer
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
-from vanilla_transformer_tools.training.recipe import new_config
 
 # Section 6.1.
 NUM_BEAMS = 4
@@ -54,6 +48,14 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # PEFT's wrapper puts this before the names of a model's tensors.
 _ADAPTER_PREFIX = "base_model.model."
 _ADAPTER = "default"
+
+_NOT_OURS = (
+    "--init_from or --tokenizer needs a model of this package, got {}. A pretrained model comes "
+    "in, with its tokenizer, by `vanilla-transformer import`; then give the new folder. A folder "
+    "with a tokenizer of this package will do for --tokenizer. A SentencePiece file, or a "
+    "tokenizer without a model, cannot be taken over; train one of the same kind on the same text: "
+    "--tokenizer_kind bpe or unigram, --vocab_size, and --symbols for tokens to keep whole."
+)
 
 # Words of --freeze, each for the parameters whose names match; those of embeddings match first.
 _PARTS = {
@@ -76,18 +78,14 @@ class Start(NamedTuple):
 
     tokenizers: TokenizerPair | None = None
     model: PreTrainedModel | None = None
-    config: PreTrainedConfig | None = None
+    config: VanillaTransformerConfig | None = None
 
 
 NEW = Start()
 
 
 def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start:
-    """Loads what a run starts with.
-
-    Args:
-        settings: Settings of the run.
-        checkpoint: Folder to resume from; None for a new run.
+    """Loads what a run starts with: from a checkpoint, which is given if it is resumed.
 
     Raises:
         ValueError: If model, tokenizers and settings do not fit together.
@@ -98,30 +96,33 @@ def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start
     if name is None:
         return NEW
     start = saved_start(settings, name)
-    if saved:
-        # In half precision most updates would be rounded away.
-        return start._replace(model=load_model(saved, dtype=torch.float32))
-    check_files(name)
-    return start
+    # In half precision most updates would be rounded away.
+    return start._replace(model=load_model(saved, dtype=torch.float32)) if saved else start
 
 
 def build_model(
-    settings: TrainSettings, start: Start, pairs: Dataset
+    settings: TrainSettings, start: Start, config: VanillaTransformerConfig, pairs: Dataset
 ) -> tuple[TokenizerPair, PreTrainedModel]:
     """Tokenizers and model, ready to train: those of `start`, or new ones.
 
     Args:
         settings: Settings of the run.
         start: What the run takes over; its model is changed in place.
+        config: Config of a new model; its vocabularies get the sizes of those that are learned.
         pairs: Text that new tokenizers learn from.
 
     Raises:
         ValueError: If model and settings do not fit together.
     """
     tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
-    model = start.model or _initialise_model(settings, start.config, tokenizers)
-    _begin_with_languages(model, tokenizers)
-    _check_positions(model, settings.max_length)
+    model = start.model or _initialise_model(config, start, tokenizers, settings.max_length)
+    # Outputs begin with the language that the tokenizers were set up for.
+    defaults = model.generation_config
+    if tokenizers.first_token is not None:
+        defaults.forced_bos_token_id = tokenizers.first_token
+    if tokenizers.start_token is not None:
+        defaults.decoder_start_token_id = tokenizers.start_token
+        model.config.decoder_start_token_id = tokenizers.start_token
     choose_parameters(model, settings)
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
@@ -132,61 +133,54 @@ def build_model(
     return tokenizers, model
 
 
-def _check_positions(model: PreTrainedModel, max_length: int) -> None:
-    """Rejects learned positions that end before the longest text that is not cut."""
-    last = getattr(model.config, "last_position", math.inf)
-    if max_length > last:
-        raise ValueError(
-            f"--max_length {max_length} is longer than the learned positions, which end "
-            f"after {last} tokens. Give --max_length {last}, or, for a new model, more "
-            "positions: --config max_position_embeddings=N."
-        )
-
-
 def saved_start(settings: TrainSettings, name: str) -> Start:
     """The tokenizers of a saved model, for the languages of this run, and its config.
 
     Args:
         settings: Settings of the run.
-        name: Folder or Hub name of the model.
+        name: Folder or Hub name of the model; for --tokenizer, it may be a tokenizer alone.
 
     Raises:
-        ValueError: If the model is of another class, if they are not its own, cannot do what the
-            run needs, or if a language is unknown, missing, or given to tokenizers without
-            languages.
+        ValueError: If it is nothing of this package, if the tokenizers are not the model's, cannot
+            do what the run needs, or if a language is unknown, missing, or given to tokenizers
+            without languages.
     """
-    config = _own_config(settings, name)
+    if Path(name).is_file():
+        raise ValueError(_NOT_OURS.format(f"the file {name!r}"))
+    if name == settings.tokenizer:
+        # Those of a model are compared when it is loaded.
+        check_files(name)
+    config = load_config(name) if find_file(name, CONFIG_NAME) else None
+    if config is not None and not isinstance(config, VanillaTransformerConfig):
+        got = f"a model of the type {config.model_type!r} in {name!r}"
+        raise ValueError(_NOT_OURS.format(got))
     tokenizers = TokenizerPair.from_pretrained(name)
-    _check_vocabularies(settings, name, tokenizers)
+    if not (config or isinstance(tokenizers.source, VanillaTransformerTokenizer)):
+        got = f"a {type(tokenizers.source).__name__} in {name!r}"
+        raise ValueError(_NOT_OURS.format(got))
     if not settings.tag_column:
-        defaults = read_generation_config(name) if config else GenerationConfig()
-        tokenizers = tokenizers.between(
-            settings.source_language, settings.target_language, defaults
-        )
+        languages = settings.source_language, settings.target_language
+        tokenizers = tokenizers.between(*languages, read_generation_config(name))
+    _check_vocabularies(settings, name, tokenizers)
     return Start(tokenizers, config=config)
 
 
-def _begin_with_languages(model: PreTrainedModel, tokenizers: TokenizerPair) -> None:
-    """Lets outputs begin with the language that the tokenizers were set up for."""
-    defaults = model.generation_config
-    if tokenizers.first_token is not None:
-        defaults.forced_bos_token_id = tokenizers.first_token
-    if tokenizers.start_token is not None:
-        for config in (model.config, defaults):
-            config.decoder_start_token_id = tokenizers.start_token
-
-
 def _initialise_model(
-    settings: TrainSettings, saved: PreTrainedConfig | None, tokenizers: TokenizerPair
+    config: VanillaTransformerConfig, start: Start, tokenizers: TokenizerPair, max_length: int
 ) -> PreTrainedModel:
-    target_size = None if tokenizers.is_joint else len(tokenizers.target)
-    config = new_config(settings, saved, len(tokenizers.source), target_size)
+    config = copy.deepcopy(config)
+    # Otherwise the model of --tokenizer has decided on them.
+    if start.config is None:
+        config.vocab_size = len(tokenizers.source)
+        if not tokenizers.is_joint:
+            config.share_encoder_decoder_embeddings = False
+            config.decoder_vocab_size = len(tokenizers.target)
     model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.update(
         num_beams=NUM_BEAMS,
         length_penalty=LENGTH_PENALTY,
         # The start token, and the longest output that the longest source may have.
-        max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
+        max_length=1 + max_length + MAX_EXTRA_TOKENS,
     )
     return model
 
@@ -212,43 +206,6 @@ def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: Tokeniz
             f"of {len(tokenizers.source):,} entries for both sides in {start!r}. Leave it out, or "
             "train a model from the beginning."
         )
-
-
-def _own_config(settings: TrainSettings, name: str) -> PreTrainedConfig | None:
-    """Config of a saved model; None if there is only a tokenizer.
-
-    Raises:
-        ValueError: If it is anything but a model of this package or, for --tokenizer, a tokenizer
-            of it.
-    """
-    option = "--init_from" if name == settings.init_from else "--tokenizer"
-    if option == "--tokenizer" and Path(name).is_file():
-        got = f"the file {name!r}"
-    elif find_file(name, CONFIG_NAME):
-        config = load_config(name)
-        got = f"a model of the type {config.model_type!r} in {name!r}"
-        if config.model_type == VanillaTransformerConfig.model_type:
-            return config
-    elif option == "--tokenizer" and find_file(name, TOKENIZER_CONFIG_FILE):
-        tokenizer = load_tokenizer(name)
-        got = f"a {type(tokenizer).__name__} in {name!r}"
-        if isinstance(tokenizer, VanillaTransformerTokenizer):
-            return None
-    else:
-        # What is missing is reported when the tokenizers are loaded.
-        return None
-    if option == "--init_from":
-        raise ValueError(
-            f"--init_from needs a model of this package, got {got}. Bring it in by "
-            "`vanilla-transformer import`."
-        )
-    raise ValueError(
-        f"--tokenizer needs a folder with a tokenizer or a model of this package, got {got}. The "
-        "tokenizer of a pretrained model comes in with its model: `vanilla-transformer import`, "
-        "then --tokenizer or --init_from with the new folder. A SentencePiece file, or a tokenizer "
-        "without a model, cannot be taken over; train one of the same kind on the same text: "
-        "--tokenizer_kind bpe or unigram, --vocab_size, and --symbols for tokens to keep whole."
-    )
 
 
 def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
@@ -280,22 +237,16 @@ def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
 
 
 def choose_parameters(model: PreTrainedModel, settings: TrainSettings) -> None:
-    """Makes a model train what the settings ask for.
-
-    Args:
-        model: Changed in place: parameters are frozen, or linear layers get adapters.
-        settings: Settings of the run.
+    """Freezes the parameters that the settings name, or gives linear layers adapters.
 
     Raises:
         ValueError: If a pattern or a name of a module matches nothing, or all is frozen.
     """
-    if settings.freeze:
-        _freeze(model, settings.freeze)
     if settings.peft:
         _add_lora(model, settings)
-
-
-def _freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
+    patterns = settings.freeze
+    if not patterns:
+        return
     # A matrix that is tied has several names.
     names = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -303,7 +254,7 @@ def _freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
     all_names = sorted(name for tied in names.values() for name in tied)
     faults = [
         f"--freeze {pattern!r} matches no parameter. Take a word, {' '.join(_PARTS)}, or a pattern "
-        f"of names such as {_examples(all_names)}."
+        f"of names such as {', '.join(all_names[:: -(-len(all_names) // _EXAMPLES)])}."
         for pattern in patterns
         if not any(_matches(name, pattern) for name in all_names)
     ]
@@ -329,10 +280,6 @@ def _matches(name: str, pattern: str) -> bool:
     if pattern in _PARTS:
         return pattern == next((part for part, names in _PARTS.items() if names.match(name)), None)
     return fnmatchcase(name, pattern)
-
-
-def _examples(names: Sequence[str]) -> str:
-    return ", ".join(names[:: -(-len(names) // _EXAMPLES)])
 
 
 def _add_lora(model: PreTrainedModel, settings: TrainSettings) -> None:

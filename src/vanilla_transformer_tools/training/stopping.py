@@ -143,11 +143,7 @@ class StopOnRequest(TrainerCallback):
         return self.now - before
 
     def _reserve(self, seconds: float) -> float:
-        """Seconds for the last evaluations, a checkpoint, and then the folder of the model.
-
-        Args:
-            seconds: Length of the run, which counts until an evaluation has been measured.
-        """
+        """Seconds for the last evaluations, a checkpoint, and then the folder of the model."""
         evaluating = _RESERVE * seconds if self.evaluating is None else self.evaluating
         return self.evaluations * evaluating + 2 * self.saving
 

@@ -1,9 +1,7 @@
 """`Seq2SeqTrainer` on batches of a token budget, and its scores.
 
-Steps between updates are callbacks. This file has the changes that need overriding, with
-private methods of Trainer where there is no public one: loss and batches of an update, evaluation
-of several sets, whole checkpoints, and which of them is the best. A release of Transformers that
-changes one of these methods fails the tests in `test_token_batch_trainer.py`.
+Steps between updates are callbacks; this file has what needs overriding. A release of Transformers
+that changes one of these methods fails the tests in `test_token_batch_trainer.py`.
 """
 
 import copy
@@ -202,28 +200,19 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def _maybe_log_save_evaluate(
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *rest: Any, **kw: Any
     ) -> None:
-        """Trainer's, for finite losses; an unplanned last evaluation comes after its checkpoint.
-
-        So a resumed run knows as little of it as one that was not interrupted.
-        """
+        """Trainer's, for finite losses; an unplanned last evaluation comes after its checkpoint."""
         self._check_losses()
         unplanned = self.control.should_evaluate and not self._is_planned(
             self.args.eval_strategy, self.state.eval_steps
         )
         if unplanned and self.control.should_save:
+            # A resumed run then knows as little of it as one that was not interrupted.
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *rest, **kw)
 
     def _check_losses(self) -> None:
-        """Rejects losses that are not finite, within a few updates.
-
-        On a GPU the losses of several updates are checked together, because reading them waits for
-        the device; so are those of several processes, which must all stop at the same update.
-
-        Raises:
-            DivergedError: If one is not.
-        """
+        """Rejects losses that are not finite, within `UPDATES_BETWEEN_LOOKS`."""
         is_cheap = self.args.device.type == "cpu" and self.args.world_size == 1
         if not is_cheap and self.state.global_step % UPDATES_BETWEEN_LOOKS:
             return
@@ -266,11 +255,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already.
-
-        Raises:
-            DivergedError: If a validation loss is not finite.
-        """
+        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already."""
         if not all(math.isfinite(metrics[name]) for name in metrics if name.endswith("_loss")):
             raise DivergedError(
                 f"the validation loss after update {self.state.global_step:,} is not finite"
@@ -294,8 +279,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
         """Trainer's; a resumed run scores and saves as often as it is told now.
 
-        Its best checkpoint is looked for in the folder of the run: Trainer looks at the path where
-        it was saved, and forgets it if the folder has moved.
+        Its best checkpoint is looked for in the folder of the run, which may have moved.
         """
         progress: tuple[int, int] = super()._init_training_state(max_steps, *args)
         self.state.compute_steps(self.args, max_steps)
