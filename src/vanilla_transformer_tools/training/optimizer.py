@@ -162,13 +162,13 @@ def matrices_of_layers(model: PreTrainedModel) -> dict[Tensor, Cuts]:
     and learn as much.
     The output projection is a table of the vocabulary, tied to the embeddings or not.
     """
-    cuts = {}
+    cuts: dict[Tensor, Cuts] = {}
     for module in model.modules():
         if isinstance(module, Attention):
             query, key, value = ((shape.size,) * shape.heads for shape in module.head_shapes)
             rows = {"qkv_proj": query + key + value, "q_proj": query, "kv_proj": key + value}
             for name, projection in module.named_children():
-                if name in rows:
+                if isinstance(projection, nn.Linear) and name in rows:
                     cuts[projection.weight] = (rows[name], (projection.in_features,))
             cuts[module.out_proj.weight] = ((module.out_proj.out_features,), value)
     output = model.get_output_embeddings()

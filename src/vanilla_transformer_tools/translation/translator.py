@@ -265,7 +265,7 @@ class Translator:
         names = list(model_name_or_path)
         given = {name: value for name, value in settings.items() if value is not None}
         settings = training_defaults(names[0]) | given
-        loading = {"trust_remote_code": trust_remote_code}
+        loading: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         tokenizers, *others = (TokenizerPair.from_pretrained(name, **loading) for name in names)
         for name, pair in zip(names[1:], others, strict=True):
             if pair.contents != tokenizers.contents:
