@@ -20,7 +20,6 @@ from transformers import (
 
 from lab import Report, best_device, measure_alone, megabytes, seconds_of, speed_cells, take_turns
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer_tools.training.plan import estimated_memory
 from vanilla_transformer_tools.training.starting_model import compile_layers
 
 FAMILIES = {
@@ -189,6 +188,9 @@ class Training:
         """Bytes that `train` expects the largest batch to take, with the state; ours only."""
         if not isinstance(self.model.config, VanillaTransformerConfig):
             return None
+        # Imported late: contracts, which need no estimate, also hold without the fast files.
+        from vanilla_transformer_tools.training.plan import estimated_memory
+
         is_half = self.dtype != torch.float32
         memory = estimated_memory(self.model, self.model.device, is_half=is_half)
         tokens = max(batch["input_ids"].numel() + batch["labels"].numel() for batch in self.cut)
