@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 r"""Compares `train --minutes` with the recipes of corpora that are given as many minutes.
 
-For each corpus of the plan, up to three models are trained and scored on all validation pairs:
+For each corpus of the plan, up to four models are trained and scored on all validation pairs:
 rules: by `train --minutes`, with nothing but the files and the metric;
-left out: the same, but as the rules would be without the experiments on this corpus;
+adam: the same, but with Adam;
+left out: as the first, but as the rules would be without the experiments on this corpus;
 recipe: by the recipe, which is stopped if it takes longer.
 
 Finished runs are not repeated, and one that was stopped begins anew. With --jobs 2, two runs share
@@ -36,7 +37,7 @@ from runs import (
 )
 
 ROOT = Path(__file__).parents[1]
-RUNS = ("rules", "left out", "recipe")
+RUNS = ("rules", "adam", "left out", "recipe")
 # Name of the scores in `results.json`.
 NAME = "validation, whole"
 
@@ -91,7 +92,7 @@ class Corpus:
         """Options of `train` for those of `RUNS` that this corpus has."""
         files = ["--train", *self.train.split(), "--validation", *self.validation.split()]
         rules = [*files, "--minutes", str(self.minutes), "--metrics", self.metric]
-        runs = {"rules": rules}
+        runs = {"rules": rules, "adam": [*rules, "--optimizer", "adam"]}
         if self.left_out:
             runs["left out"] = [*rules, *shlex.split(self.left_out)]
         if self.recipe:
