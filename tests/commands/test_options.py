@@ -147,7 +147,7 @@ def test_minutes_choose_what_neither_recipe_nor_command_line_gives(train_for_min
     )
 
     assert (settings.vocab_size, arguments.warmup_steps) == (300, 7)
-    assert (settings.r_drop, arguments.learning_rate) == (2.0, 0.003)
+    assert (settings.r_drop, arguments.learning_rate) == (2.0, 0.008)
     assert arguments.lr_scheduler_type == "constant_with_warmup"
     options = {decision.option for decision in decisions}
     assert {"learning_rate", "r_drop"} <= options
