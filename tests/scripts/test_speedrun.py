@@ -157,7 +157,7 @@ def test_trained_models_leave_a_row(corpus, run_script, capfd):
     ("entry", "message"),
     [
         ("Nothing", r"Muon, .* one must be named, got \['Nothing'\]"),
-        ("Muon*", "One entry must be named, got Muon, Muon, three quarters of the minutes"),
+        ("Muon*", "One entry must be named, got Muon, Muon, half of the minutes"),
     ],
 )
 def test_entry_that_is_not_one_row_of_the_plan_is_refused(monkeypatch, entry, message):
