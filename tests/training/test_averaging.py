@@ -63,6 +63,26 @@ def test_average_of_many_bfloat16_checkpoints_rounds_once(tiny_config, tmp_path)
         assert torch.equal(tensor, model.state_dict()[name]), name
 
 
+def test_average_refuses_other_tensors_and_shapes(saved, tiny_config, tmp_path):
+    _, folders = saved
+    for change, fault in (
+        (
+            {"tie_word_embeddings": False},
+            r"'lm_head.weight' of shape None in .* and \[\d+, \d+\] in",
+        ),
+        (
+            {"encoder_ffn_dim": 30},
+            r"'model.encoder.layers.0.fc1.bias' of shape \[\d+\] in .* and \[30\] in",
+        ),
+    ):
+        config = type(tiny_config)(**{**tiny_config.to_dict(), **change})
+        other = tmp_path / "other"
+        VanillaTransformerForConditionalGeneration(config).save_pretrained(other)
+
+        with pytest.raises(ValueError, match=fault):
+            average_checkpoints([folders[0], other])
+
+
 @pytest.mark.parametrize(
     ("metric", "best", "mean", "is_taken"),
     [
@@ -134,6 +154,14 @@ def test_mean_is_of_the_last_checkpoints(one_weight_run):
 
 
 UNSCORED = Outcome("last update")
+
+
+def test_mean_that_was_asked_for_is_taken_when_there_is_nothing_to_compare(one_weight_run):
+    outcome = average_weights(one_weight_run, 2, UNSCORED)
+
+    assert outcome == Outcome("mean of the last 2 checkpoints")
+    assert one_weight_run.model.weight.item() == 3
+    assert not one_weight_run.evaluated
 
 
 def test_mean_is_of_five_by_default_when_it_can_be_compared(one_weight_run, monkeypatch):

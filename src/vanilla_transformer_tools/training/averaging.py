@@ -197,9 +197,25 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
 
     Returns:
         The weights by name, each in the dtype of its file.
+
+    Raises:
+        ValueError: If two checkpoints have different tensors, or tensors of different shapes.
     """
     with ExitStack() as stack:
         models = [_open(folder, stack) for folder in checkpoints]
+        shapes = [
+            {name: file.get_slice(name).get_shape() for name, file in model.items()}
+            for model in models
+        ]
+        for folder, other in zip(checkpoints, shapes, strict=True):
+            if other != shapes[0]:
+                every = shapes[0].keys() | other.keys()
+                name = min(name for name in every if shapes[0].get(name) != other.get(name))
+                raise ValueError(
+                    f"Checkpoints of one model must hold the same tensors, got {name!r} of shape "
+                    f"{shapes[0].get(name)} in {checkpoints[0]} and {other.get(name)} in {folder}. "
+                    "Average checkpoints of one run."
+                )
         return {name: _mean([each[name].get_tensor(name) for each in models]) for name in models[0]}
 
 
