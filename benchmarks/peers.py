@@ -47,6 +47,7 @@ from sacrebleu.metrics import BLEU
 
 from lab import Report, benchmark_parser, megabytes, process_memory, speed_cells, take_turns
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
+from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 
@@ -219,11 +220,6 @@ def in_pieces(tokenizer: VanillaTransformerTokenizer, lines: Sequence[str]) -> l
         " ".join(piece.replace(" ", BLANK) for piece in tokenizer.convert_ids_to_tokens(row))
         for row in rows
     ]
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes a text file."""
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def write_vocabulary(folder: Path, lines: Iterable[str]) -> None:

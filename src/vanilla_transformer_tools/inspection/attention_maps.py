@@ -4,6 +4,7 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Literal, get_args
 
@@ -36,6 +37,12 @@ BLANK = "␣"
 # Joiners shape the characters beside them.
 _JOINERS = "\u200c\u200d"
 _LONGEST_CHARACTER = 4
+_TEMPLATE = "attention_page.html"
+_PLACE = ">DATA<"
+# Escaped, so that no text can end the script element that holds it.
+_ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
+# Of the weights on the page.
+_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -239,12 +246,17 @@ def _first_characters(contents: list[bytes | None]) -> tuple[str, int]:
 def _content(token: str, *, in_bytes: bool) -> bytes | None:
     """Bytes that a token spells; None if it is text, such as a token that was added later."""
     if in_bytes:
-        # The characters by which GPT-2's vocabulary, and others like it, spell bytes.
-        known = {character: byte for byte, character in bytes_to_unicode().items()}
+        known = _byte_of_character()
         return bytes(map(known.__getitem__, token)) if known.keys() >= set(token) else None
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
     return None
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """The characters by which GPT-2's vocabulary, and others like it, spell bytes."""
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _readable(text: str) -> str:
@@ -255,13 +267,6 @@ def _readable(text: str) -> str:
         text = "◌" + text
     shown = (one if one.isprintable() or one in _JOINERS else ascii(one)[1:-1] for one in text)
     return "".join(shown).replace(" ", BLANK)
-
-
-_TEMPLATE = "attention_page.html"
-_PLACE = ">DATA<"
-# Escaped, so that no text can end the script element that holds it.
-_ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
-_DIGITS = 4
 
 
 def attention_page(

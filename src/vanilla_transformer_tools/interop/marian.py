@@ -54,6 +54,26 @@ VECTOR = re.compile(r".*_(b\w*|ln_(scale|bias)(_pre)?)")
 # weigh on the loss of label smoothing.
 NO_ENTRY = -1e3
 _SUFFIXES = {".spm": "SentencePiece", ".yml": "YAML", ".yaml": "YAML", ".json": "JSON"}
+WEIGHTS_FILE = "model.npz"
+# Longest output, in lengths of its source; Marian has no other limit.
+LENGTH_FACTOR = 3
+_DECLARATION = "marian_npz"
+# Larger ones are not negligible beside the variance.
+_MOST_EPSILON = 1e-5
+# Fields that change nothing in a trained model, or have a message of their own.
+_NOT_COMPARED = (
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "max_position_embeddings",
+    "bos_token_id",
+    "pre_norm",
+    "add_final_layer_norm",
+)
+# Norms of embeddings come before something; by these their names are chosen.
+_NORMS_BEFORE = {
+    f"{stack}_emb_ln_{part}_pre" for stack in ("encoder", "decoder") for part in ("scale", "bias")
+}
 
 
 def find_npz(source: Path) -> Path | None:
@@ -303,28 +323,6 @@ def _unquoted(key: str) -> str:
 
 def _both(counts: Any) -> str:
     return " and ".join(f"{count:,}" for count in counts)
-
-
-WEIGHTS_FILE = "model.npz"
-# Longest output, in lengths of its source; Marian has no other limit.
-LENGTH_FACTOR = 3
-_DECLARATION = "marian_npz"
-# Larger ones are not negligible beside the variance.
-_MOST_EPSILON = 1e-5
-# Fields that change nothing in a trained model, or have a message of their own.
-_NOT_COMPARED = (
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "max_position_embeddings",
-    "bos_token_id",
-    "pre_norm",
-    "add_final_layer_norm",
-)
-# Norms of embeddings come before something; by these their names are chosen.
-_NORMS_BEFORE = {
-    f"{stack}_emb_ln_{part}_pre" for stack in ("encoder", "decoder") for part in ("scale", "bias")
-}
 
 
 def write_marian(

@@ -36,8 +36,6 @@ LINES_AT_A_TIME = 64
 MOST_WEIGHTS = 1_500_000
 # Directions and searches that a model is kept ready for.
 _TRANSLATORS = 16
-
-
 _UNBLANKED = re.compile(f"[{UNBLANKED}]")
 
 

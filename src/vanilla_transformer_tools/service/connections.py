@@ -42,6 +42,13 @@ _HEAD = re.compile(
 )
 _FIELD = re.compile(rb"\n([^:\n]+):[ \t]*([^\r]*)")
 _ONCE = (b"content-length", b"transfer-encoding", b"host", b"origin", b"content-type")
+# Browsers send the host of the address that they call, and the origin of the page that calls. A
+# foreign page can make its own host name lead to this machine, but cannot send another one.
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+ANY = "*"
+
+_HOST = re.compile(r"\*|(\*\.)?[\w.-]+|\[[\da-fA-F:.]+\]")
+_ORIGIN = re.compile(r"\*|[a-z][a-z\d+.-]*://[^/\s]+")
 
 
 def server_config(app: Any, **settings: Any) -> uvicorn.Config:
@@ -205,15 +212,6 @@ def _has_one_reading(head: bytes) -> bool:
         return length is None and not is_old
     # h11 takes `5, 5` too.
     return length is None or length.isdigit()
-
-
-# Browsers send the host of the address that they call, and the origin of the page that calls. A
-# foreign page can make its own host name lead to this machine, but cannot send another one.
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-ANY = "*"
-
-_HOST = re.compile(r"\*|(\*\.)?[\w.-]+|\[[\da-fA-F:.]+\]")
-_ORIGIN = re.compile(r"\*|[a-z][a-z\d+.-]*://[^/\s]+")
 
 
 def is_loopback(host: str) -> bool:

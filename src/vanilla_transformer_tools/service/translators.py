@@ -23,6 +23,13 @@ from vanilla_transformer_tools.translation.translator import LEAST_TOKENS, Trans
 
 # What clients send that leave the language to the service.
 AUTOMATIC = "auto"
+# Each has a copy of the tokenizer if that knows languages.
+_MOST_TRANSLATORS = 16
+# Of one request, with sampling; beams have as many as they are wide.
+_MOST_SAMPLES = 10
+# Bounds of the histograms.
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LINES = tuple(2**power for power in range(11))
 
 
 @dataclass(frozen=True)
@@ -111,16 +118,6 @@ def _shortened(languages: Sequence[str]) -> str:
     """The first ones, and their number if there are more."""
     named = ", ".join(languages[:NAMED])
     return named if len(languages) <= NAMED else f"{named} ... ({len(languages)} in all)"
-
-
-# Each has a copy of the tokenizer if that knows languages.
-_MOST_TRANSLATORS = 16
-# Of one request, with sampling; beams have as many as they are wide.
-_MOST_SAMPLES = 10
-
-
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_LINES = tuple(2**power for power in range(11))
 
 
 class Metrics:

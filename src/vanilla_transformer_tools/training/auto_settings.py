@@ -23,7 +23,7 @@ _VALIDATION_TOKENS_PER_MINUTE = 700
 _MANY_UPDATES = 8000
 # On a GPU a batch of twice the tokens may take hardly longer.
 _NEARLY_AS_MANY = 0.8
-# Learning rates of `tiny`, by the least tokens of a batch, and of a closed pattern.
+# Learning rates of `tiny` by optimizer: by the least tokens of a batch, and for a closed pattern.
 _LEARNING_RATES = {
     "adam": ({32_768: 0.008, 4096: 0.004, 0: 0.003}, 0.002),
     "muon": ({2048: 0.008, 0: 0.006}, 0.004),
@@ -163,7 +163,7 @@ def _learning_rate(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[Any, 
         return None
     rates, rate_of_pattern = _LEARNING_RATES[chosen["optimizer"]]
     if stats.is_pattern and chosen["tokenizer_kind"] == "word":
-        return rate_of_pattern, f"a closed pattern, learned exactly by {chosen['optimizer']}"
+        return rate_of_pattern, f"a closed pattern, learned exactly, with {chosen['optimizer']}"
     batch = chosen["max_tokens_per_batch"]
     rate = next(rate for least, rate in rates.items() if batch >= least)
     return rate, f"tiny with {chosen['optimizer']} and batches of {batch:,} tokens"

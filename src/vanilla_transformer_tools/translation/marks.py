@@ -24,6 +24,19 @@ from vanilla_transformer_tools.translation.read_pairs import encode_pair, read_p
 from vanilla_transformer_tools.translation.results import Piece, Translation, with_alternatives
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
+_PATTERNS = {
+    "urls": r"""(?:(?:https?|ftp)://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}»”]""",
+    "emails": r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
+    # printf, Python, ICU, templates; and a symbol that the text spells itself.
+    "placeholders": r"%(?:\d+\$|\(\w+\))?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[Lzjt])?[diouxXeEfFgGcs@]"
+    r"(?!\w)|%%|%\w+%|\{\{[^{}]{0,100}\}\}|\$?\{[^{}]{0,100}\}|<ph\d*>",
+    "emoji": r"\p{RI}{2}|[0-9#*]\uFE0F?\u20E3"
+    r"|\p{ExtPict}[\p{EMod}\uFE0F]?(?:\u200D\p{ExtPict}[\p{EMod}\uFE0F]?)*",
+    "numbers": r"(?<!\w)[-+−]?\d+(?:[.,:\u202f'’]\d+)*(?!\w)",
+}
+# Of a model that was trained with symbols.
+_USUAL = ("placeholders", "urls", "emails", "emoji")
+
 
 def read_marks(
     line: str, kinds: Sequence[str] = (), symbols: Sequence[str] = ()
@@ -178,20 +191,6 @@ def _in_text(text: str, start: int, end: int) -> tuple[int, int]:
     before = len(blank_ends(text)[0])
     token = text[before + start : before + end]
     return before + end - len(token.lstrip()), before + start + len(token.rstrip())
-
-
-_PATTERNS = {
-    "urls": r"""(?:(?:https?|ftp)://|\bwww\.)[^\s<>"]*[^\s<>"'.,;:!?)\]}»”]""",
-    "emails": r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
-    # printf, Python, ICU, templates; and a symbol that the text spells itself.
-    "placeholders": r"%(?:\d+\$|\(\w+\))?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[Lzjt])?[diouxXeEfFgGcs@]"
-    r"(?!\w)|%%|%\w+%|\{\{[^{}]{0,100}\}\}|\$?\{[^{}]{0,100}\}|<ph\d*>",
-    "emoji": r"\p{RI}{2}|[0-9#*]\uFE0F?\u20E3"
-    r"|\p{ExtPict}[\p{EMod}\uFE0F]?(?:\u200D\p{ExtPict}[\p{EMod}\uFE0F]?)*",
-    "numbers": r"(?<!\w)[-+−]?\d+(?:[.,:\u202f'’]\d+)*(?!\w)",
-}
-# Of a model that was trained with symbols.
-_USUAL = ("placeholders", "urls", "emails", "emoji")
 
 
 def kinds_of(protect: str | None, symbols: Sequence[str]) -> tuple[str, ...]:
