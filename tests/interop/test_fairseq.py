@@ -381,12 +381,17 @@ def test_dictionary_is_read_as_fairseq_does(tmp_path):
     assert tokenizer.decode([4, 6, END], skip_special_tokens=True) == "ein@@ ,"
 
 
-def test_count_of_a_dictionary_may_be_below_zero(tmp_path):
-    (tmp_path / "dict.de.txt").write_text("ein -1\nzwei 3\ndrei +2\n")
+def test_dictionary_may_overwrite_and_count_below_zero(tmp_path):
+    (tmp_path / "dict.de.txt").write_text(
+        "ein -1\nzwei 3\nein 9 #fairseq:overwrite\n<unk> 1 #fairseq:overwrite\ndrei +2\n"
+    )
 
     tokenizer = read_dictionary(tmp_path / "dict.de.txt")
 
-    assert tokenizer("ein zwei drei vier")["input_ids"] == [4, 5, 6, 3, END]
+    # As in fairseq, each line has a row, and a token its last one; ours keeps special ids.
+    assert len(tokenizer) == 9
+    assert tokenizer("ein zwei drei vier")["input_ids"] == [6, 5, 8, 3, END]
+    assert tokenizer.unk_token_id == 3
 
 
 @pytest.mark.parametrize(
@@ -396,7 +401,6 @@ def test_count_of_a_dictionary_may_be_below_zero(tmp_path):
         ("ein x\n", 1),
         ("ein 9\nein 8\n", 2),
         ("<unk> 9\n", 1),
-        ("a 1\na 2 #fairseq:overwrite\n", 2),
     ],
 )
 def test_dictionary_of_another_form_is_refused(tmp_path, text, line):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 from transformers.activations import ACT2FN
@@ -201,6 +202,20 @@ def test_tables_are_tied_as_told_and_stay_so_when_saved(batch, tmp_path, tying):
         assert one.get_output_embeddings() is one.lm_head
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_saved_file_holds_tied_tensors_once(tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        saved = set(file.keys())
+
+    outside_layers = {name for name in saved if ".layers." not in name and "norm" not in name}
+    assert outside_layers == {"model.shared.weight"} | (set() if tied else {"lm_head.weight"})
+    # Trainer warns of lost weights unless the others are named.
+    assert set(model._keys_to_ignore_on_save) == model.state_dict().keys() - saved
+
+
 def test_bare_model_loads_from_the_complete_one(tiny_model, batch, tmp_path):
     tiny_model.save_pretrained(tmp_path)
     inputs = without_labels(batch)
@@ -221,6 +236,15 @@ def test_replaced_table_serves_the_stacks_that_share_it(tying):
 
     assert model.get_input_embeddings() is model.model.encoder.embed_tokens is table
     assert model.model.decoder.embed_tokens is (target_table if tying else table)
+
+
+def test_new_model_misses_no_weight_that_files_hold_once(tiny_model):
+    # Trainer warns of those that a checkpoint lacks and these names leave out.
+    assert tiny_model._keys_to_ignore_on_save == {
+        "lm_head.weight",
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+    }
 
 
 def test_weights_that_are_tied_no_more_are_saved(tiny_model, batch, tmp_path):
@@ -271,10 +295,12 @@ def test_resizing_one_of_two_tables_is_refused():
 
 
 @pytest.mark.parametrize("name", sorted(ACT2FN))
-def test_every_activation_of_transformers_trains(batch, name):
-    model = build_variant(activation_function=name, encoder_layers=1, decoder_layers=1)
+def test_every_activation_of_transformers_trains_and_loads(batch, tmp_path, name):
+    model = build_variant(activation_function=name)
 
     found = gradients(model, batch)
 
     assert all(gradient.isfinite().all() for gradient in found.values())
-    assert type(model.model.decoder.layers[0].activation) is type(ACT2FN[name])
+    assert type(model.model.decoder.layers[1].activation) is type(ACT2FN[name])
+    model.eval().save_pretrained(tmp_path)
+    assert_loaded(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), model, batch)

@@ -29,6 +29,8 @@ _SPECIAL_TOKENS = [BOS_TOKEN, PAD_TOKEN, EOS_TOKEN, UNK_TOKEN]
 _BLANKS = Regex(r"[\s\x1C-\x1F]+")
 # The largest dictionaries, of a million words, have a tenth of it.
 _MOST_BYTES = 2**28
+# Marks a line whose token may have occurred before.
+_OVERWRITE = " #fairseq:overwrite"
 _COUNT = re.compile(r"[+-]?\d+")
 # In a folder with several checkpoints, in this order.
 _USUAL_NAMES = ("checkpoint_best.pt", "model.pt", "checkpoint_last.pt")
@@ -130,21 +132,32 @@ def _dictionaries(folder: Path, settings: Mapping[str, Any]) -> list[Path]:
 def read_dictionary(file: Path) -> VanillaTransformerTokenizer:
     """A tokenizer with the ids of a dictionary of fairseq, whose lines are `token count`.
 
-    Text must be segmented as it was for fairseq: a token is what blanks enclose.
+    Text must be segmented as it was for fairseq: a token is what blanks enclose. A line that ends
+    in `#fairseq:overwrite` gives an earlier token another id; its first row stays without a word.
 
     Raises:
-        ValueError: If a line is none of that form, or a token occurs twice, as it may in a line
-            that ends in `#fairseq:overwrite`.
+        ValueError: If a line is none of that form, or a token occurs twice.
     """
-    vocabulary = {token: token_id for token_id, token in enumerate(_SPECIAL_TOKENS)}
+    tokens = list(_SPECIAL_TOKENS)
+    places = {token: place for place, token in enumerate(tokens)}
     for number, line in enumerate(read_lines(file, _MOST_BYTES), start=1):
-        token, _, count = line.rstrip().rpartition(" ")
-        if not token or not _COUNT.fullmatch(count) or token in vocabulary:
+        entry = line.rstrip().removesuffix(_OVERWRITE)
+        token, _, count = entry.rpartition(" ")
+        overwrites = entry != line.rstrip()
+        if not token or not _COUNT.fullmatch(count) or (token in places and not overwrites):
             raise ValueError(
                 f"{file}, line {number}, must be a new token and its count, got {line!r:.60}. "
                 "Restore the file."
             )
-        vocabulary[token] = len(vocabulary)
+        if token in _SPECIAL_TOKENS:
+            # The special token keeps its name.
+            token = f"{token} {len(tokens)}{_OVERWRITE}"
+        elif token in places:
+            # No text spells a name with a blank.
+            tokens[places[token]] = f"{token} {places[token]}{_OVERWRITE}"
+        places[token] = len(tokens)
+        tokens.append(token)
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK_TOKEN))
     backend.pre_tokenizer = pre_tokenizers.Split(_BLANKS, "removed")
     # As in fairseq, a word of the text may be such a token.
