@@ -59,7 +59,7 @@ def test_matrices_are_those_of_the_layers_and_no_tables(changes):
 
 
 def test_each_head_has_matrices_of_its_own():
-    model = build_variant(d_kv=5, attention_bias=False)
+    model = build_variant(d_k=5, d_v=3, attention_bias=False)
     cuts, layer = matrices_of_layers(model), model.model.decoder.layers[0]
     x = torch.randn(1, 3, model.config.d_model)
 
