@@ -122,11 +122,8 @@ def command_alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-@pytest.fixture(scope="module")
-def command_sharded(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Folder of the same run in two processes that stopped once, and what they printed."""
-    place = tmp_path_factory.mktemp("sharded")
-    folder = place / "run"
+def launch_under_fsdp(place: Path, *runs: list[str]) -> str:
+    """Runs `train` in two processes that divide the model, again and again; what was printed."""
     settings = yaml.safe_load((ROOT / "examples" / "launch" / "fsdp.yaml").read_text())
     script = [run_sharded.__file__, str(place / "note"), str(ROOT / "scripts" / "train.py")]
     with pytest.MonkeyPatch.context() as patch:
@@ -137,11 +134,19 @@ def command_sharded(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> t
         # Launchers' files that `accelerate config` writes have this.
         patch.setenv("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT")
         patch.setenv("HF_DATASETS_CACHE", str(place / "cache"))
-        options = command_options(corpus, folder)
-        printed = launch(*script, *options, "--max_steps", "6")
-        printed += launch(*script, *options, "--resume")
+        printed = "".join(launch(*script, *options) for options in runs)
     assert {path.name for path in place.glob("note-*")} == {"note-0", "note-1"}
-    return folder, printed
+    return printed
+
+
+@pytest.fixture(scope="module")
+def command_sharded(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Folder of the same run in two processes that stopped once, and what they printed."""
+    place = tmp_path_factory.mktemp("sharded")
+    options = command_options(corpus, place / "run")
+    return place / "run", launch_under_fsdp(
+        place, [*options, "--max_steps", "6"], [*options, "--resume"]
+    )
 
 
 def test_command_under_fsdp_ends_in_the_folder_of_one_process(command_alone, command_sharded):
@@ -183,15 +188,21 @@ def test_command_under_fsdp_tries_averages_but_no_batches(command_sharded):
     assert "(exponential moving average, 0.8)" in printed
 
 
-def test_muon_in_two_processes_is_that_of_one(corpus, tmp_path):
-    options = [*training_options(corpus, "dropout=0"), "--optimizer", "muon", "--max_steps", "4"]
-    options += ["--save_strategy", "no", "--adam_epsilon", "1e-4", "--output_dir"]
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    train([*map(str, options), str(alone)])
+@pytest.mark.parametrize("is_sharded", [False, True], ids=["whole", "fsdp"])
+def test_muon_in_two_processes_is_that_of_one(corpus, tmp_path, is_sharded):
+    options = [*training_options(corpus, "dropout=0"), "--optimizer", "muon"]
+    options += ["--save_strategy", "steps", "--save_steps", "2", "--adam_epsilon", "1e-4"]
+    options = [*map(str, options), "--max_steps", "4", "--output_dir"]
+    alone, together = str(tmp_path / "alone"), str(tmp_path / "together")
+    train([*options, alone])
 
-    launch(str(ROOT / "scripts" / "train.py"), *map(str, options), together)
+    if is_sharded:
+        stopped = [*options, together, "--max_steps", "2"]
+        launch_under_fsdp(tmp_path, stopped, [*options, together, "--resume"])
+    else:
+        launch(str(ROOT / "scripts" / "train.py"), *options, together)
 
-    weights = [load_file(folder / "model.safetensors") for folder in (together, alone)]
+    weights = [load_file(Path(folder, "model.safetensors")) for folder in (together, alone)]
     torch.testing.assert_close(*weights, rtol=0, atol=1e-5)
 
 

@@ -3,7 +3,6 @@
 import copy
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -298,13 +297,6 @@ def test_only_adam_goes_with_it(corpus, tmp_path):
 
     with pytest.raises(ValueError, match=r"goes with Adam, .*got adafactor"):
         check_settings(settings, arguments)
-
-
-def test_divided_matrices_are_refused():
-    trainer = SimpleNamespace(args=None, model=None, is_fsdp_enabled=True)
-
-    with pytest.raises(ValueError, match="needs whole matrices in each process; FSDP"):
-        muon_and_adam(trainer)
 
 
 def test_model_without_trained_matrices_is_refused(tmp_path):

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
 from vanilla_transformer.layers_vanilla_transformer import Attention
+from vanilla_transformer_tools.training.processes import divided_like, gathered
 
 # Row counts and column counts of the matrices that a parameter consists of.
 Cuts = tuple[tuple[int, ...], tuple[int, ...]]
@@ -50,7 +51,9 @@ class MuonAndAdam(Optimizer):
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.adam, self.cuts, self.dtype = adam, matrices, dtype
+        self.adam, self.dtype = adam, dtype
+        # In the order of the parameters, which FSDP replaces.
+        self.cuts = [*matrices.values()]
         group = {"params": [*matrices], "lr": lr, "weight_decay": weight_decay}
         super().__init__([*adam.param_groups, group], {})
 
@@ -65,25 +68,27 @@ class MuonAndAdam(Optimizer):
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         """Muon's update of each single matrix; those of one shape are computed together."""
-        alike: defaultdict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        for parameter in group["params"]:
+        updates: list[tuple[Tensor, Tensor]] = []
+        alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
+        for parameter, cuts in zip(group["params"], self.cuts, strict=True):
             if parameter.grad is None:
                 continue
             state = self.state[parameter]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             average = state["momentum_buffer"].lerp_(parameter.grad, 1 - _MOMENTUM)
-            # Nesterov's momentum.
-            direction = parameter.grad.lerp(average, _MOMENTUM)
+            # Nesterov's momentum. Each process needs whole matrices, which FSDP divides.
+            update = gathered(parameter.grad.lerp(average, _MOMENTUM))
+            updates.append((parameter, update))
+            for matrix in cut_up(update, *cuts):
+                alike[matrix.shape].append(matrix)
+        for shape, matrices in alike.items():
+            steps = orthogonalized(matrices, self.dtype) * (0.2 * max(shape) ** 0.5)
+            for matrix, step in zip(matrices, steps, strict=True):
+                matrix.copy_(step)
+        for parameter, update in updates:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            cut = (cut_up(each, *self.cuts[parameter]) for each in (parameter, direction))
-            for matrix, part in zip(*cut, strict=True):
-                alike[matrix.shape].append((matrix, part))
-        for shape, pairs in alike.items():
-            matrices, parts = zip(*pairs, strict=True)
-            rate = 0.2 * max(shape) ** 0.5 * group["lr"]
-            for matrix, step in zip(matrices, orthogonalized(parts, self.dtype), strict=True):
-                matrix.add_(step, alpha=-rate)
+            parameter.add_(divided_like(update, parameter), alpha=-group["lr"])
 
 
 def cut_up(stacked: Tensor, rows: Sequence[int], columns: Sequence[int]) -> list[Tensor]:
@@ -121,14 +126,9 @@ def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
         trainer: A trainer whose model is on its device.
 
     Raises:
-        ValueError: If the matrices are divided among processes, or all are frozen.
+        ValueError: If all matrices are frozen.
     """
     arguments, model = trainer.args, trainer.model
-    if trainer.is_fsdp_enabled:
-        raise ValueError(
-            "--optimizer muon needs whole matrices in each process; FSDP divides them. Give "
-            "--optimizer adam."
-        )
     matrices = matrices_of_layers(model)
     if not matrices:
         raise ValueError(
