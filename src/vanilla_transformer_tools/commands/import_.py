@@ -60,7 +60,7 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from vanilla_transformer_tools.interop.importing import import_model, plan_import
-    from vanilla_transformer_tools.interop.trimming import Trimming, describe_sizes
+    from vanilla_transformer_tools.interop.trimming import Trimming
     from vanilla_transformer_tools.saved_folder import read_run
 
     disable_progress_bar()
@@ -100,7 +100,11 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
     if "slow_tokenizer" in origin:
         print(f"the tokenizer stays slow, as a fast one would differ: {origin['slow_tokenizer']}")
     if sizes := run.get("trimmed"):
-        print(describe_sizes(sizes))
+        entries, megabytes = sizes["entries"], sizes["megabytes"]
+        print(
+            f"vocabulary of {entries[0]:,} entries cut to {entries[1]:,}, weights of "
+            f"{megabytes[0]:,.1f} MB to {megabytes[1]:,.1f} MB"
+        )
 
 
 def _print_assumed(fields: dict[str, Any]) -> None:
