@@ -137,7 +137,7 @@ def test_sound_file_of_another_format_is_not_called_damaged(tmp_path, monkeypatc
 
     with pytest.raises(ValueError, match=r"npy' must be a file of safetensors .*, got a NumPy ar"):
         read_tensors(tmp_path / "w.npy")
-    with pytest.raises(ValueError, match=r"got an archive of 1 NumPy arrays\. Convert: ") as told:
+    with pytest.raises(ValueError, match=r"archive of 1 NumPy arrays\. Convert it: ") as told:
         read_tensors(tmp_path / "w.npz")
 
     monkeypatch.chdir(tmp_path)

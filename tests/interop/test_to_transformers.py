@@ -143,21 +143,15 @@ def test_what_no_class_has_is_refused(fields, reason):
 
 def test_all_reasons_are_named_and_what_fits_instead():
     with pytest.raises(ValueError, match="cannot hold") as error:
-        to_transformers(build_variant(), "bart")
+        to_transformers(build_variant(lm_head_bias=True), "m2m100")
 
     assert str(error.value).splitlines() == [
-        "The format bart cannot hold this model:",
-        "`pre_norm` must be False, got True.",
-        "`embedding_layer_norm` must be True, got False.",
-        "`position_embedding_type` must be 'learned', got 'sinusoidal'.",
-        "`position_offset` must be 2, got 0.",
+        "The format m2m100 cannot hold this model:",
+        "`position_base` must be 23101.29700083158, got 10000.",
+        "`position_offset` must be 1, got 0.",
+        "`lm_head_bias` must be False, got True.",
         "Other formats of Transformers that can: pegasus.",
     ]
-
-
-def test_model_of_another_class_is_refused():
-    with pytest.raises(ValueError, match=r"of the type 'marian'\. Bring it in first"):
-        to_transformers(BUILD["marian"](), "pegasus")
 
 
 @pytest.fixture
@@ -201,18 +195,14 @@ def test_folder_needs_nothing_of_this_package(ours, tmp_path):
     assert 1e-4 < comparison.gap < 0.01
 
 
-def translate(folder, without=""):
-    """What docs/import_export.md runs."""
-    (block,) = (one for one in code_blocks("docs/import_export.md", "python") if "-pegasus" in one)
-    return without + block.replace("runs/de-en-pegasus", str(folder))
-
-
 def test_exported_folder_translates_like_the_model(ours, tmp_path, capsys):
+    """What docs/import_export.md runs."""
+    (code,) = (one for one in code_blocks("docs/import_export.md", "python") if "-pegasus" in one)
     export_model(str(ours), tmp_path / "out", "pegasus")
     capsys.readouterr()
 
     for folder in (ours, tmp_path / "out"):
-        exec(translate(folder))
+        exec(code.replace("runs/de-en-pegasus", str(folder)))
 
     expected, actual = capsys.readouterr().out.splitlines()
     assert actual == expected
@@ -306,26 +296,6 @@ def test_export_that_computes_something_else_is_not_kept(ours, tmp_path, monkeyp
     assert names(tmp_path) == {"ours"}
 
 
-def cut(file):
-    file.write_bytes(file.read_bytes()[:-99])
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
-        (lambda folder: (folder / "tokenizer_config.json").unlink(), "got no tokenizer_config"),
-    ],
-)
-def test_damaged_model_is_refused_and_leaves_no_folder(ours, tmp_path, damage, message):
-    damage(ours)
-
-    with pytest.raises((ValueError, OSError), match=message):
-        export_model(str(ours), tmp_path / "out", "pegasus")
-
-    assert names(tmp_path) == {"ours"}
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -356,8 +326,3 @@ def test_config_forces_an_end_only_where_generation_does():
     model.generation_config.forced_eos_token_id = 2
     assert to_transformers(model, "marian").config.forced_eos_token_id == 2
     assert to_transformers(build_variant(**M2M100), "m2m100").config.encoder_layerdrop == 0
-
-
-def test_bias_that_a_class_lacks_is_refused():
-    with pytest.raises(ValueError, match="`lm_head_bias` must be False, got True"):
-        to_transformers(build_variant(lm_head_bias=True, **M2M100), "m2m100")

@@ -172,6 +172,13 @@ def test_browser_translates_as_onnxruntime_does_and_asks_no_other_host(pages, ki
     tokenizer = AutoTokenizer.from_pretrained(model)
     expected = tokenizer.batch_decode(greedy(model), skip_special_tokens=True)
 
+    facts = json.loads((pages / kind / "page.json").read_text("utf-8"))
+    assert (facts["facts"]["Languages"], facts["facts"]["Licence"]) == ("de → en", "mit")
+    assert facts["longestSource"] == 40
+    assert not (model / "run.json").exists()
+    names = {file.name for file in (pages / kind).iterdir()}
+    assert names == {"index.html", "page.css", "page.js", "page.json", "model", "runtime"}
+
     with served(pages / kind) as address, open_browser() as browser:
         reader = Reader(browser, address)
         halves = [reader.type("\n".join(part)) for part in (LINES[:100], LINES[100:])]
@@ -185,21 +192,6 @@ def test_browser_translates_as_onnxruntime_does_and_asks_no_other_host(pages, ki
         assert reader.hosts() == {"127.0.0.1"}
         console = [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
         assert console == []
-
-
-@pytest.mark.slow
-@pytest.mark.network
-def test_page_has_the_facts_and_no_record_of_the_run(pages):
-    facts = json.loads((pages / "float32" / "page.json").read_text("utf-8"))
-
-    assert facts["facts"]["Languages"] == "de → en"
-    assert facts["facts"]["Licence"] == "mit"
-    assert facts["longestSource"] == 40
-    assert not (pages / "float32" / "model" / "run.json").exists()
-    names = {
-        file.relative_to(pages / "float32").as_posix() for file in (pages / "float32").iterdir()
-    }
-    assert names == {"index.html", "page.css", "page.js", "page.json", "model", "runtime"}
 
 
 def test_tokenizer_that_the_browser_would_read_otherwise_is_refused(tmp_path, refused):
@@ -219,16 +211,13 @@ def fake_npm(folder, script):
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def test_npm_that_fails_is_told(tmp_path, monkeypatch):
+def test_npm_that_fails_or_is_missing_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", fake_npm(tmp_path / "bin", "echo 'no network' >&2; exit 1"))
-
     with pytest.raises(OSError, match=r"needs the npm package .* cannot download it: no network"):
         web.runtime(tmp_path)
 
-
-def test_npm_that_is_missing_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-
+    (tmp_path / "runtime").rmdir()
     with pytest.raises(OSError, match=r"and npm is not installed\. Install Node\.js"):
         web.runtime(tmp_path)
 
