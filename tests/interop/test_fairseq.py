@@ -268,21 +268,6 @@ def test_logits_of_an_older_checkpoint_are_those_of_fairseq(folder, tmp_path, ba
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_greedy_search_finds_the_tokens_of_fairseq(folder, tmp_path, batch):
-    original, sources = checkpoint(folder), batch[0][:1]
-    import_model(str(folder), tmp_path / "ours")
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours", dtype="auto")
-
-    found = torch.tensor([[END]])
-    with torch.no_grad():
-        while found.shape[1] < 9 and (found.shape[1] == 1 or found[0, -1] != END):
-            logits = logits_of(original, sources, found)[:, -1]
-            logits[:, : PAD + 1] = -math.inf
-            found = torch.cat([found, logits.argmax(-1, keepdim=True)], dim=1)
-
-    assert model.generate(sources, max_length=9).tolist() == found.tolist()
-
-
 def test_folder_has_a_tokenizer_for_each_side(folder, tmp_path):
     checkpoint(folder)
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from vanilla_transformer_tools.interop import onnx as onnx_export
 from vanilla_transformer_tools.interop.onnx import (
     OPSET,
     OnnxModel,
@@ -19,7 +18,7 @@ from vanilla_transformer_tools.interop.onnx import (
     quantize_onnx,
 )
 
-from ..conftest import VARIANTS, Model, build_variant, each_variant
+from ..conftest import Model, build_variant, each_variant
 
 EOS = 2
 
@@ -179,24 +178,3 @@ def test_graphs_of_variants_compute_what_the_model_computes(changes):
     model = build_variant(**changes, attn_implementation="eager")
 
     assert_computes_alike(read_in_torch(model), model)
-
-
-@pytest.mark.slow
-def test_exported_variant_computes_what_torch_computes_wherever_its_folder_is(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(onnx_export, "_LARGEST_GRAPH", 0)
-    model = build_variant(**VARIANTS["everything"], pre_norm=False, attn_implementation="eager")
-    export_onnx(model, tmp_path)
-    model.generation_config.save_pretrained(tmp_path)
-    # Large weights are in files of their own.
-    assert (tmp_path / "onnx" / "decoder_model_merged.onnx.data").is_file()
-
-    assert_computes_alike(OnnxModel(tmp_path.rename(tmp_path.with_name("moved"))), model)
-
-
-def test_other_attention_is_refused(tiny_model, tmp_path):
-    tiny_model.set_attn_implementation("sdpa")
-
-    with pytest.raises(ValueError, match="needs `attn_implementation='eager'`, got 'sdpa'"):
-        export_onnx(tiny_model, tmp_path)
