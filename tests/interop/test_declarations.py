@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop.declarations import Declaration
-from vanilla_transformer_tools.interop.importing import import_model, plan_import
+from vanilla_transformer_tools.interop.importing import import_model, load_source
 from vanilla_transformer_tools.interop.weight_maps import shapes_of
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
@@ -290,4 +290,4 @@ def test_command_refuses_options_that_do_not_fit(tmp_path, refused, options, mes
 
 def test_value_of_another_type_is_refused(weights, mapping):
     with pytest.raises(ValueError, match=r"d_model.* expected int"):
-        plan_import(str(weights), mapping=mapping(**with_constants(d_model="large")))
+        load_source(str(weights), mapping(**with_constants(d_model="large"))).plan()

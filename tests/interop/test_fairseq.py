@@ -28,7 +28,7 @@ from vanilla_transformer_tools.interop.fairseq import (
     read_checkpoint,
     read_dictionary,
 )
-from vanilla_transformer_tools.interop.importing import import_model, plan_import
+from vanilla_transformer_tools.interop.importing import import_model, load_source
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..conftest import TINY
@@ -331,7 +331,7 @@ def test_settings_without_counterpart_are_named_at_once(folder):
     }
     checkpoint(folder, **changes)
 
-    faults = "\n".join(plan_import(str(folder)).tensors.faults)
+    faults = "\n".join(load_source(str(folder)).plan()[1].faults)
 
     assert "`arch` must be 'transformer*', got 'lightconv'" in faults
     assert "`adaptive_softmax_cutoff` must be None, got [10, 20]" in faults

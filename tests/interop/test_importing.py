@@ -341,11 +341,8 @@ def test_imported_folder_loads_and_generates_like_its_source(saved, tmp_path, ca
     ("damage", "message"),
     [
         (lambda folder: [file.unlink() for file in folder.iterdir()], "a model of Transformers"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
         (lambda folder: change_weights(folder, extra=torch.ones(2)), "unknown to its config"),
-        (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
         (lambda folder: name_shards(folder, "a.safetensors"), "got no a.safetensors. Copy the mo"),
-        (lambda folder: (folder / "config.json").write_text("{"), "must hold a JSON object"),
         (lambda folder: change(folder, decoder_layers=4), "missing"),
         (lambda folder: change(folder, model_type="t5"), "got 't5'"),
         (lambda folder: change(folder, activation_function="magic"), "got 'magic'"),
@@ -379,10 +376,6 @@ def change(folder, **fields):
 def change_weights(folder, **tensors):
     file = folder / "model.safetensors"
     save_file({**load_file(file), **tensors}, file, {"format": "pt"})
-
-
-def cut(file):
-    file.write_bytes(file.read_bytes()[:-99])
 
 
 def name_shards(folder, *names):
