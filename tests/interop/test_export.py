@@ -25,9 +25,9 @@ from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation import ctranslate2_conversion as loader
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
-from ..conftest import VARIANTS, build_variant
+from ..conftest import build_variant
 from ..support.pretrained import fsmt_tokenizer
-from ..text.test_tokenizer_pair import GREEK, build_latin_to_greek, save_latin_to_greek
+from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch
 
 LINES = ["ein hund rennt.", "", "ja", "der alte mann"]
@@ -144,28 +144,6 @@ def test_sample_without_text_is_refused(source, tmp_path):
         export_model(source, tmp_path / "out", sample=["", "  "])
 
     assert files(tmp_path) == {"model"}
-
-
-@pytest.mark.slow
-def test_onnx_folder_is_complete_wherever_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_export, "_LARGEST_GRAPH", 0)
-    _, pair = build_latin_to_greek()
-    model = build_variant(**VARIANTS["everything"], pre_norm=False)
-    model.save_pretrained(tmp_path / "model")
-    pair.save_pretrained(tmp_path / "model")
-
-    agreement = export_model(str(tmp_path / "model"), tmp_path / "out", "onnx")
-
-    assert files(tmp_path / "out") == OF_EVERY_EXPORT | {"onnx", "target_tokenizer"}
-    assert files(tmp_path / "out" / "target_tokenizer") == OF_TOKENIZERS
-    graphs = {"encoder_model.onnx", "decoder_model_merged.onnx"}
-    # Large weights are in files of their own.
-    assert graphs | {"decoder_model_merged.onnx.data"} <= files(tmp_path / "out" / "onnx")
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "marian"
-    assert agreement.lines == 100
-    assert 0 < agreement.gap < 1e-4
-    moved = onnx_export.OnnxModel((tmp_path / "out").rename(tmp_path / "moved"))
-    assert _compare_logits(TorchEngine(model), moved, draw_rows(5, 7)).gap < 1e-4
 
 
 def shift_positions(self, spec, stack, set_stack=loader.VanillaTransformerLoader._set_stack):

@@ -10,15 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from vanilla_transformer_tools.interop.onnx import (
-    OPSET,
-    OnnxModel,
-    _DecoderGraph,
-    export_onnx,
-    quantize_onnx,
-)
+from vanilla_transformer_tools.interop import onnx as onnx_export
+from vanilla_transformer_tools.interop.export import export_model
+from vanilla_transformer_tools.interop.onnx import OPSET, OnnxModel, _DecoderGraph, quantize_onnx
 
-from ..conftest import Model, build_variant, each_variant
+from ..conftest import VARIANTS, Model, build_variant, each_variant
+from ..text.test_tokenizer_pair import build_latin_to_greek
 
 EOS = 2
 
@@ -68,18 +65,31 @@ def draw_rows(count, longest, seed=1, vocab_size=37):
 
 @pytest.fixture(scope="module")
 def model():
-    model = build_variant(attn_implementation="eager")
+    """One with all that is particular."""
+    changes = {"pre_norm": False, "decoder_vocab_size": 40, "max_position_embeddings": 20}
+    model = build_variant(**VARIANTS["everything"] | changes, attn_implementation="eager")
     # As configs of models with several ends have it.
     model.config.eos_token_id = [EOS]
     return model
 
 
 @pytest.fixture(scope="module")
-def folder(model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("onnx")
-    export_onnx(model, folder)
-    model.generation_config.save_pretrained(folder)
-    return folder
+def export(model, tmp_path_factory):
+    """How its export agrees, and the folder, which has been moved."""
+    root = tmp_path_factory.mktemp("onnx")
+    _, pair = build_latin_to_greek()
+    model.save_pretrained(root / "model")
+    pair.save_pretrained(root / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        # Large weights are in files of their own.
+        patch.setattr(onnx_export, "_LARGEST_GRAPH", 0)
+        agreement = export_model(str(root / "model"), root / "out", "onnx")
+    return agreement, (root / "out").rename(root / "moved")
+
+
+@pytest.fixture(scope="module")
+def folder(export):
+    return export[1]
 
 
 @pytest.fixture(
@@ -89,6 +99,23 @@ def exported(request, model):
     if request.param == "torch":
         return read_in_torch(model)
     return OnnxModel(request.getfixturevalue("folder"))
+
+
+@pytest.mark.slow
+def test_folder_is_complete(export):
+    agreement, folder = export
+    of_tokenizers = {"tokenizer.json", "tokenizer_config.json"}
+
+    assert {path.name for path in folder.iterdir()} == of_tokenizers | {
+        *("config.json", "generation_config.json", "run.json", "onnx", "target_tokenizer")
+    }
+    assert {path.name for path in (folder / "target_tokenizer").iterdir()} == of_tokenizers
+    graphs = {"encoder_model.onnx", "decoder_model_merged.onnx"}
+    names = {path.name for path in (folder / "onnx").iterdir()}
+    assert names == graphs | {f"{name}.data" for name in graphs}
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "marian"
+    assert agreement.lines == 100
+    assert 0 < agreement.gap < 1e-4
 
 
 @pytest.mark.slow
@@ -128,7 +155,7 @@ def test_logits_equal_torchs_for_any_lengths(model, exported, batch, source, tar
 
 
 @pytest.mark.slow
-def test_graphs_have_the_names_of_optimum_and_the_documented_opset(folder):
+def test_graphs_have_the_names_of_optimum_and_the_documented_opset(folder, model):
     onnx = pytest.importorskip("onnx")
     decoder = onnxruntime.InferenceSession(str(folder / "onnx" / "decoder_model_merged.onnx"))
     shapes = {node.name: node.shape for node in decoder.get_inputs()}
@@ -137,6 +164,7 @@ def test_graphs_have_the_names_of_optimum_and_the_documented_opset(folder):
     assert shapes["encoder_attention_mask"] == ["batch_size", "encoder_sequence_length"]
     assert shapes["encoder_hidden_states"] == ["batch_size", "encoder_sequence_length", 24]
     # Optimum takes them in this order.
+    _, heads, _, size = TorchSession(_DecoderGraph(model)).get_inputs()[-1].shape
     assert list(shapes)[3:7] == [
         f"past_key_values.0.{side}.{part}"
         for side in ("decoder", "encoder")
@@ -144,7 +172,7 @@ def test_graphs_have_the_names_of_optimum_and_the_documented_opset(folder):
     ]
     for side in ("encoder", "decoder"):
         length = f"past_{side}_sequence_length"
-        assert shapes[f"past_key_values.2.{side}.value"] == ["batch_size", 4, length, 6]
+        assert shapes[f"past_key_values.2.{side}.value"] == ["batch_size", heads, length, size]
     assert decoder.get_outputs()[1].name == "present.0.decoder.key"
     graph = onnx.load(folder / "onnx" / "encoder_model.onnx")
     assert [entry.version for entry in graph.opset_import if not entry.domain] == [OPSET]
@@ -158,7 +186,7 @@ def test_quantized_graphs_are_smaller_and_compute_nearly_the_same(folder, tmp_pa
     (logits,) = OnnxModel(quantized).force([[5, 9, EOS]], [[7, 8, EOS]])
 
     names = {"encoder_model_quantized.onnx", "decoder_model_merged_quantized.onnx"}
-    assert {file.name for file in (quantized / "onnx").iterdir()} == names
+    assert {file.name.removesuffix(".data") for file in (quantized / "onnx").iterdir()} == names
     expected = torch_logits(model, [5, 9, EOS], [7, 8, EOS])
     gap = (torch.from_numpy(logits) - expected).abs().mean().item()
     assert 0 < gap < 0.1 * expected.abs().mean().item()

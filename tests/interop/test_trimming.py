@@ -65,7 +65,7 @@ def test_texts_are_split_as_before_or_into_smaller_pieces(sources, trimmed, name
         old, new = (one(line)["input_ids"] for one in (tokenizer, smaller))
         assert ([result.kept[one] for one in new] == old) == is_same
         assert is_same or len(new) > len(old)
-        assert smaller.unk_token_id not in new
+        assert new.count(smaller.unk_token_id) == old.count(tokenizer.unk_token_id)
         assert smaller.decode(new) == tokenizer.decode(old)
     assert smaller("Ω").tokens() == tokenizer("Ω").tokens()
     assert list(language_codes(smaller)) == list(language_codes(tokenizer))

@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.web import fit_transformers_js
+from vanilla_transformer_tools.interop.web import _TRANSFORMERS, fit_transformers_js
 
-from ..support.node import run_in_node
+from ..support.node import install, run_in_node
 from ..support.odd_text import odd_lines
 
 TEXT = ["Der Hund läuft schnell.", "Ein Haus am See, 12 Äpfel!", "Der alte Mann läuft heim."] * 5
@@ -21,6 +21,12 @@ const ids = input[1].map(line => tokenizer(line, { return_tensor: false }).input
 const texts = ids.map(row => tokenizer.decode(row, { skip_special_tokens: true }));
 console.log(JSON.stringify([ids, texts]));
 """
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """A folder where node finds the transformers.js of the page."""
+    return install(tmp_path_factory.mktemp("node"), _TRANSFORMERS)
 
 
 def lines_of_all_scripts(size):
