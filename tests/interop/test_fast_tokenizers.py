@@ -2,6 +2,7 @@
 
 import random
 import unicodedata
+from functools import cache
 
 import pytest
 from transformers import MarianTokenizer
@@ -35,56 +36,54 @@ def lines(spelled):
         yield unicodedata.normalize("NFD", line) if draw.random() < 0.1 else line
 
 
-def check_ids(slow, some_lines):
-    pair = fast_pair(TokenizerPair.joint(slow))
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """By name: the slow tokenizer and its fast pair, which tests do not change."""
+
+    @cache
+    def make(name):
+        _, slow = BUILD[name](tmp_path_factory.mktemp(name))
+        return slow, fast_pair(TokenizerPair.joint(slow))
+
+    return make
+
+
+NAMES = ["marian", "marian_to_several", "m2m100"]
+WITH_TAGS = [
+    ">>deu<< one",
+    ">>deu<<  one >>deu<< two>>fra<<",
+    " >>deu<< one",
+    ">>deu<<>>fra<<one",
+    ">>deu<<",
+    ">>xyz<< one",
+    ">>x\ny<<жone",
+    ">> one",
+    "</s>>>fra<< one </s> >>fra<<",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_are_those_of_the_slow_tokenizer(name, pairs):
+    slow, pair = pairs(name)
+    spelled = [*slow.all_special_tokens, *getattr(slow, "lang_token_to_id", ())]
     sides = {"text": pair.source} | ({} if pair.is_joint else {"text_target": pair.target})
     is_unigram = isinstance(slow, MarianTokenizer)
-    for line in some_lines:
+
+    for line in [*WITH_TAGS, *lines([*spelled, ">>deu<<", ">>xyz<<", ">> a", "b<<"])]:
         for side, fast in sides.items():
             ids, expected = ([*one(**{side: line})["input_ids"]] for one in (fast, slow))
             # SentencePiece adds scores in single precision, which decides between I II and II I.
             assert ids == expected or (is_unigram and sorted(ids) == sorted(expected)), ascii(line)
 
 
-NAMES = ["marian", "marian_to_several", "m2m100"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_ids_are_those_of_the_slow_tokenizer(name, tmp_path):
-    _, slow = BUILD[name](tmp_path)
-    tags = getattr(slow, "lang_token_to_id", ())
-
-    check_ids(slow, lines([*slow.all_special_tokens, *tags, ">>deu<<", ">>xyz<<", ">> a", "b<<"]))
-
-
 @pytest.mark.parametrize("name", ["marian", "m2m100"])
-def test_texts_are_those_of_the_slow_tokenizer(name, tmp_path):
-    _, slow = BUILD[name](tmp_path)
-    fast = fast_pair(TokenizerPair.joint(slow)).target
+def test_texts_are_those_of_the_slow_tokenizer(name, pairs):
+    slow, pair = pairs(name)
     (blank, letter), end = slow.convert_tokens_to_ids(["▁", "e"]), slow.eos_token_id
 
     for ids in ([blank] * 3, [blank, blank, letter, blank, blank, letter, blank, blank, end]):
         expected = slow.decode(ids, skip_special_tokens=True)
-        assert fast.decode(ids, skip_special_tokens=True) == expected
-
-
-@pytest.mark.parametrize("name", NAMES[:2])
-@pytest.mark.parametrize(
-    "line",
-    [
-        ">>deu<< one",
-        ">>deu<<  one >>deu<< two>>fra<<",
-        " >>deu<< one",
-        ">>deu<<>>fra<<one",
-        ">>deu<<",
-        ">>xyz<< one",
-        ">>x\ny<<жone",
-        ">> one",
-        "</s>>>fra<< one </s> >>fra<<",
-    ],
-)
-def test_tag_is_one_where_a_text_begins_with_it(name, line, tmp_path):
-    check_ids(BUILD[name](tmp_path)[1], [line])
+        assert pair.target.decode(ids, skip_special_tokens=True) == expected
 
 
 def test_table_that_lacks_pieces_keeps_the_slow_tokenizer(tmp_path):

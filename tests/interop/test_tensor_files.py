@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from vanilla_transformer_tools.interop.tensor_files import load_pickled, read_tensors
+from vanilla_transformer_tools.interop.tensor_files import read_tensors
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2)}
 
@@ -54,31 +54,19 @@ def shards(tmp_path):
     return tmp_path
 
 
-def test_shards_are_read_by_their_index(shards):
+def test_shards_are_read_by_their_index_and_faults_named(shards):
     assert is_equal(read_tensors(shards))
 
-
-def test_missing_shard_is_named(shards):
+    save_file(TENSORS, shards / "1.safetensors")
+    with pytest.raises(ValueError, match=r"tensor once, got 'a' in '1\.safetensors'"):
+        read_tensors(shards)
     (shards / "1.safetensors").unlink()
-
     with pytest.raises(ValueError, match=r"index.json lists, got no 1.safetensors. Copy the model"):
         read_tensors(shards)
-
-
-def test_tensor_in_two_shards_is_named(shards):
-    first, second, *_ = TENSORS
-    save_file({first: TENSORS[first], second: TENSORS[second]}, shards / "1.safetensors")
-
-    with pytest.raises(ValueError, match=rf"tensor once, got '{first}' in '1\.safetensors'"):
-        read_tensors(shards)
-
-
-@pytest.mark.parametrize("listed", [None, [], {"a": 1}, {"a": ["b"]}, {"a": "../0.pt"}])
-def test_damaged_index_is_refused(shards, listed):
-    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
-
-    with pytest.raises(ValueError, match=r"must have a `weight_map` .*, got .*\. Copy the model"):
-        read_tensors(shards)
+    for listed in (None, [], {"a": 1}, {"a": ["b"]}, {"a": "../0.pt"}):
+        (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+        with pytest.raises(ValueError, match=r"must have a `weight_map` .*, got .*\. Copy the mo"):
+            read_tensors(shards)
 
 
 @pytest.mark.parametrize(("names", "got"), [([], "none"), (["a.pt", "b.pt"], "a.pt, b.pt")])
@@ -88,12 +76,6 @@ def test_folder_must_hold_one_model(tmp_path, names, got):
 
     with pytest.raises(ValueError, match=rf"one file of weights .*, got {got}. Name the file"):
         read_tensors(tmp_path)
-
-
-def test_settings_beside_tensors_are_read(tmp_path):
-    torch.save({"args": argparse.Namespace(layers=3)}, tmp_path / "w.pt")
-
-    assert load_pickled(tmp_path / "w.pt")["args"].layers == 3
 
 
 @pytest.mark.parametrize(
@@ -108,10 +90,9 @@ def test_settings_beside_tensors_are_read(tmp_path):
 def test_objects_that_could_run_code_are_refused(tmp_path, capsys, content, example, zipped):
     torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
 
-    with pytest.raises(ValueError, match=rf"may run code, such as \S*{example}. If you trust") as e:
+    with pytest.raises(ValueError, match=rf"as \S*{example}. If you trust .* safetensors"):
         read_tensors(tmp_path / "w.pt")
 
-    assert "safetensors" in str(e.value)
     assert "never" not in capsys.readouterr().out
 
 
@@ -128,10 +109,9 @@ def test_cut_file_is_refused(tmp_path, name, save, kept):
     save(TENSORS, tmp_path / name)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:kept])
 
-    with pytest.raises(ValueError, match=rf"{name}' are damaged, or no file of tensors") as refused:
+    with pytest.raises(ValueError, match=rf"{name}' are damaged, or no file of tensors.*Copy") as e:
         read_tensors(tmp_path / name)
-    assert "Copy" in str(refused.value)
-    assert "weights_only" not in str(refused.value)
+    assert "weights_only" not in str(e.value)
 
 
 @pytest.mark.parametrize(
@@ -151,25 +131,16 @@ def test_file_without_tensors_by_name_is_refused(tmp_path, content, got):
         read_tensors(tmp_path / "w.pt")
 
 
-@pytest.mark.parametrize(
-    ("name", "got"),
-    [("w.npz", "an archive of 1 NumPy arrays. Convert it: python -c"), ("w.npy", "a NumPy array")],
-)
-def test_sound_file_of_another_format_is_not_called_damaged(tmp_path, name, got):
-    array = np.ones(2, np.float32)
-    np.savez(tmp_path / name, w=array) if name.endswith("z") else np.save(tmp_path / name, array)
-
-    with pytest.raises(ValueError, match=rf"{name}' must be a file of safetensors .*, got {got}"):
-        read_tensors(tmp_path / name)
-
-
-def test_advice_for_an_archive_of_arrays_converts_it(tmp_path, monkeypatch):
+def test_sound_file_of_another_format_is_not_called_damaged(tmp_path, monkeypatch):
+    np.save(tmp_path / "w.npy", np.ones(2, np.float32))
     np.savez(tmp_path / "w.npz", w=np.ones(2, np.float32))
-    with pytest.raises(ValueError, match="python -c") as caught:
+
+    with pytest.raises(ValueError, match=r"npy' must be a file of safetensors .*, got a NumPy ar"):
+        read_tensors(tmp_path / "w.npy")
+    with pytest.raises(ValueError, match=r"archive of 1 NumPy arrays\. Convert it: ") as told:
         read_tensors(tmp_path / "w.npz")
+
     monkeypatch.chdir(tmp_path)
-
-    command = str(caught.value).partition('python -c "')[2].removesuffix('"')
+    command = str(told.value).partition('python -c "')[2].removesuffix('"')
     exec(command, {})
-
     assert torch.equal(read_tensors(tmp_path / "w.safetensors")["w"], torch.ones(2))

@@ -3,16 +3,11 @@
 import json
 from typing import get_args, get_type_hints
 
-import ctranslate2
 import pytest
 import torch
-from ctranslate2.converters import TransformersConverter
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    M2M100Config,
-    MarianConfig,
     PegasusForConditionalGeneration,
     PreTrainedTokenizerFast,
 )
@@ -30,7 +25,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from ..conftest import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
 from ..support.documents import code_blocks
 from ..text.test_tokenizer_pair import build_latin_to_greek
-from .test_importing import BUILD, FSMT_COUNTS_STEPS, SIZES, refill
+from .test_importing import BUILD, FSMT_COUNTS_STEPS, refill
 
 # Fields of ours, by the formats that express them.
 M2M100 = {**CONCATENATED, "position_offset": 1, "position_base": 10_000 ** (12 / 11)}
@@ -143,21 +138,15 @@ def test_what_no_class_has_is_refused(fields, reason):
 
 def test_all_reasons_are_named_and_what_fits_instead():
     with pytest.raises(ValueError, match="cannot hold") as error:
-        to_transformers(build_variant(), "bart")
+        to_transformers(build_variant(lm_head_bias=True), "m2m100")
 
     assert str(error.value).splitlines() == [
-        "The format bart cannot hold this model:",
-        "`pre_norm` must be False, got True.",
-        "`embedding_layer_norm` must be True, got False.",
-        "`position_embedding_type` must be 'learned', got 'sinusoidal'.",
-        "`position_offset` must be 2, got 0.",
+        "The format m2m100 cannot hold this model:",
+        "`position_base` must be 23101.29700083158, got 10000.",
+        "`position_offset` must be 1, got 0.",
+        "`lm_head_bias` must be False, got True.",
         "Other formats of Transformers that can: pegasus.",
     ]
-
-
-def test_model_of_another_class_is_refused():
-    with pytest.raises(ValueError, match=r"of the type 'marian'\. Bring it in first"):
-        to_transformers(BUILD["marian"](), "pegasus")
 
 
 @pytest.fixture
@@ -201,32 +190,29 @@ def test_folder_needs_nothing_of_this_package(ours, tmp_path):
     assert 1e-4 < comparison.gap < 0.01
 
 
-def translate(folder, without=""):
-    """What docs/import_export.md runs."""
-    (block,) = (one for one in code_blocks("docs/import_export.md", "python") if "-pegasus" in one)
-    return without + block.replace("runs/de-en-pegasus", str(folder))
-
-
 def test_exported_folder_translates_like_the_model(ours, tmp_path, capsys):
+    """What docs/import_export.md runs."""
+    (code,) = (one for one in code_blocks("docs/import_export.md", "python") if "-pegasus" in one)
     export_model(str(ours), tmp_path / "out", "pegasus")
     capsys.readouterr()
 
     for folder in (ours, tmp_path / "out"):
-        exec(translate(folder))
+        exec(code.replace("runs/de-en-pegasus", str(folder)))
 
     expected, actual = capsys.readouterr().out.splitlines()
     assert actual == expected
     assert len(actual) > 9
 
 
-def test_both_tokenizers_go_out(tmp_path):
+def test_both_tokenizers_go_out(tmp_path, capsys):
     _, pair = build_latin_to_greek()
     model = build_variant(pre_norm=False, decoder_vocab_size=40, **TWO_TABLES)
     model.save_pretrained(tmp_path / "ours")
     pair.save_pretrained(tmp_path / "ours")
 
-    export_model(str(tmp_path / "ours"), tmp_path / "out", "marian")
+    main(["export", "--format", "marian", str(tmp_path / "ours"), str(tmp_path / "out")])
 
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: logits of up to ")
     target = AutoTokenizer.from_pretrained(tmp_path / "out", subfolder="target_tokenizer")
     assert target("αβγ")["input_ids"] == pair.target("αβγ")["input_ids"]
     for side in ("", "target_tokenizer/"):
@@ -237,90 +223,10 @@ def test_both_tokenizers_go_out(tmp_path):
     assert back.target("αβγ")["input_ids"] == pair.target("αβγ")["input_ids"]
 
 
-def words(*specials, last=(), **named):
-    """A tokenizer of 30 words, with special tokens where these classes have them."""
-    tokens = [*specials, *(f"w{number}" for number in range(30)), *last]
-    named |= {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    backend = Tokenizer(
-        models.WordLevel({token: at for at, token in enumerate(tokens)}, unk_token="<unk>")
-    )
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **named)
-
-
-@pytest.fixture(params=["m2m100", "marian"])
-def foreign(request, tmp_path):
-    """A folder as Transformers saves one, in the layout that CTranslate2's converter expects."""
-    # CTranslate2 has as many heads in both stacks.
-    sizes = SIZES | {"decoder_attention_heads": 2, "scale_embedding": True}
-    if request.param == "m2m100":
-        tokenizer = words("<s>", "<pad>", "</s>", "<unk>", bos_token="<s>")
-        config = M2M100Config(vocab_size=len(tokenizer), **sizes)
-    else:
-        tokenizer = words("</s>", "<unk>", last=("<pad>",))
-        pad = {"pad_token_id": 32, "decoder_start_token_id": 32}
-        config = MarianConfig(vocab_size=33, forced_eos_token_id=None, **pad, **sizes)
-    torch.manual_seed(7)
-    model = draw(AutoModelForSeq2SeqLM.from_config(config))
-    if request.param == "marian":
-        model.generation_config.bad_words_ids = [[32]]
-        model.model.shared.weight.data[32] = 0
-    model.save_pretrained(tmp_path / request.param)
-    tokenizer.save_pretrained(tmp_path / request.param)
-    return tmp_path / request.param
-
-
-def test_converter_of_ctranslate2_takes_what_came_in_and_went_out(foreign, tmp_path, capsys):
-    import_model(str(foreign), tmp_path / "ours")
-
-    main(["export", "--format", foreign.name, str(tmp_path / "ours"), str(tmp_path / "out")])
-
-    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: logits of up to ")
-    weights = [(one / "model.safetensors").read_bytes() for one in (foreign, tmp_path / "out")]
-    assert weights[0] == weights[1]
-    TransformersConverter(str(tmp_path / "out")).convert(str(tmp_path / "converted"))
-    lines = ["w1 w5 w7 w20 </s>", "w9 w2 w2 </s>"]
-    tokenizer = AutoTokenizer.from_pretrained(foreign)
-    batch = tokenizer(lines, padding=True, return_tensors="pt", return_token_type_ids=False)
-    model = AutoModelForSeq2SeqLM.from_pretrained(foreign)
-    # Tied decoders like to repeat themselves.
-    once = {"no_repeat_ngram_size": 1}
-    expected = model.generate(**batch, **once, max_new_tokens=8).tolist()
-    converted = ctranslate2.Translator(str(tmp_path / "converted"), device="cpu")
-    actual = converted.translate_batch(
-        [line.split() for line in lines], beam_size=1, max_decoding_length=8, **once
-    )
-    for row, found in zip(expected, actual, strict=True):
-        # `<pad>` is an output like others to M2M100.
-        real = [token for token in found.hypotheses[0] if token != "<pad>"]
-        assert real == tokenizer.decode(row, skip_special_tokens=True).split()
-        assert len(real) > 2
-
-
 def test_export_that_computes_something_else_is_not_kept(ours, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "sines_first", lambda name, tensor: tensor)
 
     with pytest.raises(ValueError, match="converted model must compute what its source does"):
-        export_model(str(ours), tmp_path / "out", "pegasus")
-
-    assert names(tmp_path) == {"ours"}
-
-
-def cut(file):
-    file.write_bytes(file.read_bytes()[:-99])
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
-        (lambda folder: (folder / "tokenizer_config.json").unlink(), "got no tokenizer_config"),
-    ],
-)
-def test_damaged_model_is_refused_and_leaves_no_folder(ours, tmp_path, damage, message):
-    damage(ours)
-
-    with pytest.raises((ValueError, OSError), match=message):
         export_model(str(ours), tmp_path / "out", "pegasus")
 
     assert names(tmp_path) == {"ours"}
@@ -356,8 +262,3 @@ def test_config_forces_an_end_only_where_generation_does():
     model.generation_config.forced_eos_token_id = 2
     assert to_transformers(model, "marian").config.forced_eos_token_id == 2
     assert to_transformers(build_variant(**M2M100), "m2m100").config.encoder_layerdrop == 0
-
-
-def test_bias_that_a_class_lacks_is_refused():
-    with pytest.raises(ValueError, match="`lm_head_bias` must be False, got True"):
-        to_transformers(build_variant(lm_head_bias=True, **M2M100), "m2m100")

@@ -154,14 +154,24 @@ def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
     assert f'translate --model "{tmp_path.name}" --target_language fr "..."' in card_in(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("positions", "words"),
-    [
-        ("sinusoidal", "longer texts are accepted, but the model was not trained on any. Check"),
-        ("learned", "the model has learned positions and accepts at most 77. Check"),
-    ],
-)
-def test_card_says_whether_longer_texts_are_accepted(make_card, tiny_config, positions, words):
+POSITIONS = [
+    (
+        "sinusoidal",
+        "longer texts are accepted, but the model was not trained on any. Check",
+        "learned from its training pairs only. Check its output",
+    ),
+    (
+        "learned",
+        "the model has learned positions and accepts at most 77. Check",
+        "only. It has learned positions and accepts at most 77 tokens. Check its output",
+    ),
+]
+
+
+@pytest.mark.parametrize(("positions", "words", "unrecorded"), POSITIONS)
+def test_card_says_whether_longer_texts_are_accepted(
+    make_card, tiny_config, tmp_path, positions, words, unrecorded
+):
     tiny_config.position_embedding_type = positions
     tiny_config.max_position_embeddings = 77
 
@@ -169,6 +179,14 @@ def test_card_says_whether_longer_texts_are_accepted(make_card, tiny_config, pos
 
     assert f"had up to 9 tokens;\n{words} its output before" in card
     assert card.startswith("---\nlibrary_name")
+    # Without a record of its training, the card claims none.
+    for name in ("run.json", "README.md"):
+        (tmp_path / name).unlink()
+    write_model_card(tmp_path)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "(https://arxiv.org/abs/1706.03762)\nwith `vanilla" in card.text
+    assert unrecorded in card.text
+    assert "trained-from-scratch" not in card.data.tags
 
 
 # A card that a person edits
@@ -286,33 +304,29 @@ def test_results_of_other_models_stay_in_the_metadata(folder):
     assert index[1] == other
 
 
-def test_section_without_marks_is_no_longer_rewritten(folder):
-    card = re.sub("<!-- vanilla_transformer:(begin|end) scores -->\n", "", card_in(folder))
-    (folder / "README.md").write_bytes(card.encode())
-
-    record_results(folder, "test_2016", SCORES)
-
-    assert "Not evaluated yet" in card_in(folder)
-    assert len(ModelCard(card_in(folder)).data.eval_results) == 2
+def without_marks(card):
+    return re.sub("<!-- vanilla_transformer:(begin|end) scores -->\n", "", card)
 
 
-def test_card_without_metadata_gets_none(folder):
-    (folder / "README.md").write_bytes(card_in(folder).split("---\n")[2].encode())
-
-    record_results(folder, "test_2016", SCORES)
-
-    assert card_in(folder).lstrip().startswith("# ")
-    assert "| 37.13 |" in card_in(folder)
+def without_metadata(card):
+    return card.split("---\n")[2]
 
 
-def test_line_ends_of_a_card_stay_as_they_are(folder):
-    (folder / "README.md").write_bytes(card_in(folder).replace("\n", "\r\n").encode())
+def with_returns(card):
+    return card.replace("\n", "\r\n")
+
+
+@pytest.mark.parametrize("change", [without_marks, without_metadata, with_returns])
+def test_form_that_a_person_gave_a_card_stays(folder, change):
+    (folder / "README.md").write_bytes(change(card_in(folder)).encode())
 
     record_results(folder, "test_2016", SCORES)
 
     card = card_in(folder)
-    assert "| 37.13 |" in card
-    assert card.count("\n") == card.count("\r\n")
+    assert ("| 37.13 |" in card) == (change is not without_marks)
+    assert ("Not evaluated yet" in card) == (change is without_marks)
+    assert ("model-index" in card) == (change is not without_metadata)
+    assert card.count("\r\n") == (card.count("\n") if change is with_returns else 0)
 
 
 @pytest.mark.parametrize(
@@ -419,14 +433,10 @@ def test_scores_of_earlier_weights_are_forgotten(make_card, tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     names = {result.dataset_name for result in card.data.eval_results}
     assert names == {"test_2017", "of a person"}
-
-
-def test_card_without_scores_of_others_loses_its_index(make_card, tmp_path):
-    make_card()
-
+    (tmp_path / "README.md").unlink()
+    write_model_card(tmp_path)
     forget_results(tmp_path)
-
-    assert "model-index" not in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "model-index" not in card_in(tmp_path)
 
 
 def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config, tmp_path):
@@ -439,23 +449,6 @@ def test_card_of_an_imported_model_tells_its_source_and_no_training(tiny_config,
     card = ModelCard.load(tmp_path / "README.md")
     assert "imported from `opus-mt-de-en` (`marian`)\n" in card.text
     assert "## Training" not in card.text
-    assert "trained-from-scratch" not in card.data.tags
-
-
-@pytest.mark.parametrize(
-    ("positions", "words"),
-    [("sinusoidal", ""), ("learned", "It has learned positions and accepts at most 77 tokens. ")],
-)
-def test_card_without_a_record_of_training_claims_none(tiny_config, tmp_path, positions, words):
-    tiny_config.position_embedding_type = positions
-    tiny_config.max_position_embeddings = 77
-    tiny_config.save_pretrained(tmp_path)
-
-    write_model_card(tmp_path)
-
-    card = ModelCard.load(tmp_path / "README.md")
-    assert "(https://arxiv.org/abs/1706.03762)\nwith `vanilla" in card.text
-    assert f"learned from its training pairs only. {words}Check its output" in card.text
     assert "trained-from-scratch" not in card.data.tags
 
 

@@ -18,8 +18,6 @@ from vanilla_transformer_tools.sharing.privacy import (
 
 HUB_TOKEN = "hf_" + "aB3" * 11
 AWS_KEY = "AKIA" + "Z9" * 8
-API_KEY = "sk-proj-" + "aB3-" * 6
-GITHUB_TOKEN = "ghp_" + "aB3" * 12
 
 
 @pytest.fixture(autouse=True)
@@ -45,19 +43,14 @@ def test_value_of_an_option_for_a_token_is_masked():
     assert cleaned_command(*kept) == kept
 
 
-@pytest.mark.parametrize("secret", [HUB_TOKEN, AWS_KEY])
-def test_what_looks_like_a_secret_is_masked_wherever_it_stands(secret):
-    record = {"settings": {"license": f"see {secret} here"}, "arguments": {"report_to": [secret]}}
+def test_what_looks_like_a_secret_is_masked_wherever_it_stands():
+    record = {"settings": {"license": f"see {HUB_TOKEN} here"}, "arguments": {"to": [AWS_KEY]}}
+    words = ["https://jo:pass@host.org/x", "https://host.org/x?a=1&access_token=0123456789abcdef"]
 
     assert clean_record(record) == {
         "settings": {"license": f"see {MASK} here"},
-        "arguments": {"report_to": [MASK]},
+        "arguments": {"to": [MASK]},
     }
-
-
-def test_secrets_in_addresses_are_masked():
-    words = ["https://jo:pass@host.org/x", "https://host.org/x?a=1&access_token=0123456789abcdef"]
-
     assert cleaned_command(*words) == [
         f"https://{MASK}@host.org/x",
         f"https://host.org/x?a=1&{MASK}",
@@ -77,12 +70,9 @@ def test_short_values_and_other_variables_are_no_secrets(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "sixteen")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "parallelism")
     monkeypatch.setenv("YOUR_TOKEN", "seventeen")
+    words = ["sixteen", "parallelism", "seventeens"]
 
-    assert cleaned_command("sixteen", "parallelism", "seventeens") == [
-        "sixteen",
-        "parallelism",
-        "seventeens",
-    ]
+    assert cleaned_command(*words) == words
 
 
 def test_fields_for_tokens_are_masked_at_any_depth():
@@ -154,10 +144,6 @@ def test_numbers_and_none_are_kept_and_the_record_given_is_not_changed():
     [
         (HUB_TOKEN, "a token of the Hub"),
         (AWS_KEY, "AWS Access Key"),
-        (API_KEY, "an API key"),
-        (GITHUB_TOKEN, "GitHub Token"),
-        ("Authorization: Bearer 0123456789abcdefghij", "a bearer token"),
-        ("-----BEGIN PRIVATE KEY-----", "Private Key"),
         ("postgres://jo:pass@host", "a password in a URL"),
         ("https://host.org/x?a=1&sig=0123456789abcdef", "a token in a URL"),
         ("/var/home/jo", "a home directory, '/var/home/jo'"),
@@ -174,6 +160,10 @@ def test_disclosure_is_found_with_its_line(text, what):
 WORD = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zAbCdEfGhIjKlMnOpQrStUvWxYz0123456789" * 2
 # Made of parts, so that no scanner takes this file for a leak.
 TOKENS = {
+    "OpenAI": "sk-proj-" + "aB3-" * 6,
+    "GitHub": "ghp_" + "aB3" * 12,
+    "Bearer": "Authorization: Bearer 0123456789abcdefghij",
+    "a key": "-----BEGIN PRIVATE " + "KEY-----",
     "Slack": "xoxb-" + "123456789012-" * 2 + WORD[:24],
     "Slack's webhooks": "https://hooks.slack.com/services/" + "T01234567/B01234567/" + WORD[:24],
     "Slack's apps": "xapp-" + "1-A0123-" + WORD[:24],
@@ -281,18 +271,14 @@ def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypat
     assert [found.line for found in find_disclosures(text)] == [1, 2, 3, 4]
 
 
-def test_user_without_a_home_has_none_to_disclose(monkeypatch):
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-
-    assert find_disclosures("~/a and /b") == []
-
-
-def test_root_as_home_is_no_disclosure(monkeypatch):
+def test_root_and_no_home_at_all_are_no_disclosure(monkeypatch):
     monkeypatch.setenv("HOME", "/")
-
     assert Path.home() == Path("/")
     assert find_disclosures("1 / 2, /usr/bin") == []
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert find_disclosures("~/a and /b") == []
 
 
 def test_relative_path_of_what_exists_becomes_a_name_but_a_name_on_the_hub_is_kept(

@@ -54,21 +54,15 @@ def test_link_in_the_package_is_not_uploaded(package):
         space_files("me/x")
 
 
-def test_card_has_what_a_space_needs(files):
+def test_card_and_requirements_are_what_a_space_needs(files):
     found = front_matter(files["README.md"])
-
-    assert found["sdk"] == "gradio"
-    assert found["sdk_version"] == metadata.version("gradio")
-    assert found["app_file"] in files
-    assert found["models"] == ["me/de-en"]
-    assert found["title"] == "Translate with de-en"
-    assert len(found["short_description"]) <= 60
-
-
-def test_requirements_are_pinned_as_installed(files):
     lines = files["requirements.txt"].decode().splitlines()
     pins = dict(line.split("==") for line in lines)
 
+    assert (found["sdk"], found["sdk_version"]) == ("gradio", metadata.version("gradio"))
+    assert found["app_file"] in files
+    assert (found["models"], found["title"]) == (["me/de-en"], "Translate with de-en")
+    assert len(found["short_description"]) <= 60
     assert {"torch", "transformers", "gradio", "accelerate"} <= pins.keys()
     assert not {"pytest", "ctranslate2"} & pins.keys()
     assert all(metadata.version(name).partition("+")[0] == pins[name] for name in pins)

@@ -59,8 +59,8 @@ def import_(argv: list[str]) -> None:
 def _import(source: str, output: Path, settings: ImportSettings) -> None:
     from transformers.utils.logging import disable_progress_bar
 
-    from vanilla_transformer_tools.interop.importing import import_model, plan_import
-    from vanilla_transformer_tools.interop.trimming import Trimming, describe_sizes
+    from vanilla_transformer_tools.interop.importing import import_model, load_source
+    from vanilla_transformer_tools.interop.trimming import Trimming, kept_ids
     from vanilla_transformer_tools.saved_folder import read_run
 
     disable_progress_bar()
@@ -69,14 +69,18 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
     trimming = Trimming(tuple(files), settings.min_count) if files else None
     tokenizer = settings.tokenizer
     if settings.dry_run:
-        plan = plan_import(source, mapping=mapping, tokenizer=tokenizer, trimming=trimming)
-        for line in plan.tensors.lines():
+        loaded = load_source(source, mapping, tokenizer)
+        model, plan = loaded.plan()
+        for line in plan.lines():
             print(line)
-        plan.tensors.check()
-        _print_assumed(plan.assumed)
-        if plan.entries:
-            entries, kept = plan.entries
-            print(f"vocabulary of {entries:,} entries would be cut to {kept:,}")
+        plan.check()
+        _print_assumed(loaded.declaration.assumed())
+        if trimming:
+            before, kept = (
+                model.config.vocab_size,
+                kept_ids(model, loaded.one_tokenizer(), trimming),
+            )
+            print(f"vocabulary of {before:,} entries would be cut to {len(kept):,}")
         return
     comparison = import_model(
         source,
@@ -100,7 +104,11 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
     if "slow_tokenizer" in origin:
         print(f"the tokenizer stays slow, as a fast one would differ: {origin['slow_tokenizer']}")
     if sizes := run.get("trimmed"):
-        print(describe_sizes(sizes))
+        entries, megabytes = sizes["entries"], sizes["megabytes"]
+        print(
+            f"vocabulary of {entries[0]:,} entries cut to {entries[1]:,}, weights of "
+            f"{megabytes[0]:,.1f} MB to {megabytes[1]:,.1f} MB"
+        )
 
 
 def _print_assumed(fields: dict[str, Any]) -> None:

@@ -147,6 +147,14 @@ class Declaration:
         found |= self.constants
         return found | {name: _COMPUTED[kind](found) for name, kind in self.computed.items()}
 
+    def source_fields(self, ours: Fields) -> dict[str, Any]:
+        """Fields of the source, from fields of our config: `fields` the other way round."""
+        found = {theirs: ours[field] for field, theirs in self.config.items() if field in ours}
+        for theirs, names in self.values.items():
+            called = (name for name, value in names.items() if value == found.get(theirs))
+            found[theirs] = next(called, found.get(theirs))
+        return found
+
     def config_of(self, source: Fields) -> VanillaTransformerConfig:
         """Our config, from the fields of the source's.
 

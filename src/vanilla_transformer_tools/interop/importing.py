@@ -29,8 +29,7 @@ from vanilla_transformer_tools.interop.tensor_files import (
     read_tensors,
     unreadable,
 )
-from vanilla_transformer_tools.interop.trimming import Trimming, kept_ids, trim
-from vanilla_transformer_tools.interop.weight_maps import Plan
+from vanilla_transformer_tools.interop.trimming import Trimming, trim
 from vanilla_transformer_tools.saved_folder import (
     check_files,
     check_objects,
@@ -175,7 +174,7 @@ def import_model(
         OSError: If there is no such model, or no room for ours.
     """
     _check_new(folder)
-    source = _load(name_or_path, mapping, tokenizer)
+    source = load_source(name_or_path, mapping, tokenizer)
     is_marian = source.record.get("model_type") == "marian"
     if positions != "transformers" and not is_marian:
         raise ValueError(
@@ -213,45 +212,16 @@ def _check_new(folder: Path) -> None:
         raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
 
 
-@dataclass(frozen=True)
-class ImportPlan:
-    """What `import_model` would do.
-
-    Attributes:
-        tensors: With them.
-        assumed: Fields of the config that a mapping leaves to their defaults, and no tensor shows.
-        entries: Sizes of the vocabulary before and after trimming; None: nothing is trimmed.
-    """
-
-    tensors: Plan
-    assumed: dict[str, Any]
-    entries: tuple[int, int] | None = None
-
-
-def plan_import(
-    name_or_path: str,
-    *,
-    mapping: Path | None = None,
-    tokenizer: str | None = None,
-    trimming: Trimming | None = None,
-) -> ImportPlan:
-    """What `import_model` would do; arguments as for it.
+def load_source(
+    name_or_path: str, mapping: Path | None = None, tokenizer: str | None = None
+) -> Source:
+    """The model that `import_model` would bring in; arguments as for it.
 
     Raises:
         ImportError: If the tokenizer needs a package that is not installed.
-        ValueError: If the model is damaged, or a setting or a trimming cannot be expressed.
+        ValueError: If the model is damaged, or no model of a known kind.
         OSError: If there is no such model.
     """
-    source = _load(name_or_path, mapping, tokenizer)
-    model, plan = source.plan()
-    assumed = source.declaration.assumed() if mapping else {}
-    if not trimming or plan.faults:
-        return ImportPlan(plan, assumed)
-    kept = kept_ids(model, source.one_tokenizer(), trimming)
-    return ImportPlan(plan, assumed, (model.config.vocab_size, len(kept)))
-
-
-def _load(name_or_path: str, mapping: Path | None, tokenizer: str | None = None) -> Source:
     path = Path(name_or_path)
     if mapping is not None:
         source = _with_mapping(path, mapping, tokenizer)

@@ -60,16 +60,8 @@ LENGTH_FACTOR = 3
 _DECLARATION = "marian_npz"
 # Larger ones are not negligible beside the variance.
 _MOST_EPSILON = 1e-5
-# Fields that change nothing in a trained model, or have a message of their own.
-_NOT_COMPARED = (
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "max_position_embeddings",
-    "bos_token_id",
-    "pre_norm",
-    "add_final_layer_norm",
-)
+# Fields that change nothing in a trained model, or follow from the order of its norms.
+_NOT_COMPARED = ("max_position_embeddings", "bos_token_id", "add_final_layer_norm")
 # Norms of embeddings come before something; by these their names are chosen.
 _NORMS_BEFORE = {
     f"{stack}_emb_ln_{part}_pre" for stack in ("encoder", "decoder") for part in ("scale", "bias")
@@ -341,15 +333,17 @@ def write_marian(
     config = model.config
     sides = {"source": tokenizers.source, "target": tokenizers.target}
     entries = {side: _entries(one, side, config.pad_token_id) for side, one in sides.items()}
-    settings = _settings(model, [len(found) for found in entries.values()])
-    weights = untied_tensors(model)
-    if faults := _faults(model, settings, entries):
+    declaration = Declaration.of(_DECLARATION)
+    options = declaration.source_fields(config.to_dict())
+    if faults := _faults(model, declaration, options, entries):
         raise ValueError("Marian cannot hold this model:\n" + "\n".join(faults))
+    sizes = [len(found) for found in entries.values()]
+    weights = untied_tensors(model)
     if config.position_embedding_type == "sinusoidal":
         weights = {name: sines_first(name, tensor) for name, tensor in weights.items()}
-    rules = Declaration.of(_DECLARATION).weights
+    rules = declaration.weights
     pieces = {name: rules.pieces_of(name, _NORMS_BEFORE)[0] for name in weights}
-    rows = dict(zip(("encoder", "decoder"), settings["dim-vocabs"], strict=True))
+    rows = dict(zip(("encoder", "decoder"), sizes, strict=True))
     arrays: dict[str, Any] = {}
     for name, tensor in take_apart(pieces, weights).items():
         array = tensor.float().numpy()
@@ -357,7 +351,7 @@ def write_marian(
             # Without `<pad>`.
             array = array[: rows["encoder" if name == "encoder_Wemb" else "decoder"]]
         arrays[name] = array[None] if VECTOR.fullmatch(name) else array
-    text = yaml.safe_dump(settings).encode() + b"\0"
+    text = yaml.safe_dump(_settings(options, sizes, config.lm_head_bias)).encode() + b"\0"
     arrays[SETTINGS] = np.frombuffer(text, np.int8)
     np.savez(folder / WEIGHTS_FILE, **cast(Any, arrays))
     is_joint = entries["source"] == entries["target"]
@@ -380,30 +374,22 @@ def write_marian(
     write_lines(folder / DECODER_FILE, yaml.safe_dump(decoder).splitlines())
 
 
-def _settings(
-    model: VanillaTransformerForConditionalGeneration, sizes: list[int]
-) -> dict[str, Any]:
-    """Marian's options, as far as they can express a config."""
-    config = model.config
-    is_one, activation = config.share_encoder_decoder_embeddings, config.activation_function
+def _settings(fields: Mapping[str, Any], sizes: list[int], has_bias: bool) -> dict[str, Any]:
+    """Marian's options: those that the declaration reads as they are, and what `readable` reads."""
+    is_one, is_tied = fields["one_table"], fields["tied_output"]
+    own = {"layer-operations", *(name for name in fields if "-" not in name or "dropout" in name)}
     return {
+        **{name: value for name, value in fields.items() if name not in own},
         "type": "transformer",
-        "dim-emb": config.d_model,
         "dim-vocabs": sizes,
-        "enc-depth": config.encoder_layers,
-        "dec-depth": config.decoder_layers,
-        "transformer-heads": config.encoder_attention_heads,
-        "transformer-dim-ffn": config.encoder_ffn_dim,
-        "transformer-decoder-dim-ffn": config.decoder_ffn_dim,
-        "transformer-ffn-activation": "swish" if activation == "silu" else activation,
         "transformer-preprocess": "",
         "transformer-postprocess": "dan",
-        "transformer-postprocess-emb": "nd" if config.embedding_layer_norm else "d",
-        "transformer-postprocess-top": "n" if config.add_final_layer_norm else "",
-        "tied-embeddings": config.tie_word_embeddings and not is_one,
-        "tied-embeddings-all": config.tie_word_embeddings and is_one,
-        "tied-embeddings-src": is_one and not config.tie_word_embeddings,
-        "output-omit-bias": not config.lm_head_bias,
+        "transformer-postprocess-emb": f"{fields['transformer-postprocess-emb']}d",
+        "transformer-postprocess-top": fields["transformer-postprocess-top"] or "",
+        "tied-embeddings": is_tied and not is_one,
+        "tied-embeddings-all": is_tied and is_one,
+        "tied-embeddings-src": is_one and not is_tied,
+        "output-omit-bias": not has_bias,
     }
 
 
@@ -419,16 +405,12 @@ def _entries(tokenizer: PreTrainedTokenizerBase, side: str, pad: int) -> list[st
 
 def _faults(
     model: VanillaTransformerForConditionalGeneration,
-    settings: dict[str, Any],
+    declaration: Declaration,
+    options: dict[str, Any],
     entries: dict[str, list[str]],
 ) -> list[str]:
     """What Marian has no option for."""
     config = model.config
-    declaration = Declaration.of(_DECLARATION)
-    # Sizes and ids are compared with the entries instead.
-    given: dict[str, Any] = {"rows": config.vocab_size, "target_rows": config.decoder_vocab_size}
-    given |= {"pad": config.pad_token_id, "end": config.eos_token_id}
-    options = {**settings, **readable(settings, False), **given}
     faults = declaration.faults(options)
     if config.pre_norm:
         faults.append(
@@ -436,8 +418,7 @@ def _faults(
             "of keys and values."
         )
     free = [*_NOT_COMPARED, *["layer_norm_eps"] * (config.layer_norm_eps <= _MOST_EPSILON)]
-    theirs = declaration.fields(options)
-    faults += config_faults(config, theirs, zeros=["lm_head_bias"], free=free)
+    faults += config_faults(config, declaration.fields(options), zeros=["lm_head_bias"], free=free)
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
     if start.abs().max():
         faults.append(

@@ -32,18 +32,6 @@ TYPES = {"float32": ("", "fp32"), "int8": ("_quantized", "q8")}
 _LARGEST_GRAPH = 2**31 - 2**20
 
 
-class _EncoderGraph(nn.Module):
-    """Sources to the encoder's output."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        output: Tensor = self.model.model.encoder(input_ids, attention_mask).last_hidden_state
-        return output
-
-
 class _DecoderGraph(nn.Module):
     """Target tokens that follow a cache to logits and the longer cache.
 
@@ -92,13 +80,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
 
     Raises:
         ImportError: If `onnx` or `onnxscript` are not installed.
-        ValueError: If the model has another attention.
     """
-    if model.config._attn_implementation != "eager":
-        raise ValueError(
-            "The export to ONNX needs `attn_implementation='eager'`, got "
-            f"{model.config._attn_implementation!r}. Load the model with it."
-        )
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -118,7 +100,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     attention_mask = torch.ones_like(input_ids)
     layers = model.model.decoder.layers
     with torch.no_grad():
-        hidden_states = _EncoderGraph(model)(input_ids, attention_mask)
+        hidden_states = model.model.encoder(input_ids, attention_mask).last_hidden_state
         shapes = layers[0].encoder_attn.source_keys_and_values(hidden_states, None)
     lengths = {"decoder": (4, past), "encoder": (3, past_source)}
     tensors = product(range(len(layers)), lengths, zip(("key", "value"), shapes, strict=True))
@@ -131,7 +113,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     graphs = folder / GRAPHS_FOLDER
     graphs.mkdir(exist_ok=True)
     _export(
-        _EncoderGraph(model),
+        model.model.encoder,
         graphs / f"{ENCODER}.onnx",
         (input_ids, attention_mask),
         ({0: batch, 1: source}, {0: batch, 1: source}),

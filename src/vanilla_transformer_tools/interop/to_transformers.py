@@ -151,12 +151,10 @@ def config_of_class(
     """The config of the class, as far as it can express ours."""
     model_type = FORMATS[name]
     ours = model.config.to_dict() | {"decoder_vocab_size": model.config.target_vocab_size}
-    values = {
-        theirs: ours[field]
-        for field, theirs in Declaration.of(model_type).config.items()
+    if ours["init_std"] is None:
         # The class has a default of its own.
-        if field != "init_std" or ours[field] is not None
-    }
+        del ours["init_std"]
+    values = Declaration.of(model_type).source_fields(ours)
     known = {one.name for one in fields(CONFIG_MAPPING[model_type])}
     # Some of these classes have settings of generation in their configs, too.
     settings = {

@@ -36,8 +36,14 @@ _NEEDED_IDS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
-# Lists of ids that must not be generated; those that are gone never are.
-_BANNED_IDS = ("suppress_tokens", "begin_suppress_tokens")
+# Besides, bans and biases of ids or of lists of them; what is gone is never generated.
+_FIELDS_WITH_IDS = (
+    *_NEEDED_IDS,
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "sequence_bias",
+)
 _LINES_AT_A_TIME = 1000
 
 
@@ -176,15 +182,6 @@ def kept_ids(
         )
     # Rows without an entry go.
     return sorted(kept & known)
-
-
-def describe_sizes(sizes: Mapping[str, Sequence[float]]) -> str:
-    """What `Trimmed.sizes` says, in words."""
-    entries, megabytes = sizes["entries"], sizes["megabytes"]
-    return (
-        f"vocabulary of {entries[0]:,} entries cut to {entries[1]:,}, weights of "
-        f"{megabytes[0]:,.1f} MB to {megabytes[1]:,.1f} MB"
-    )
 
 
 def _check_trimmable(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
@@ -342,22 +339,21 @@ def _trimmed_model(
 def _renumber(config: Any, new_ids: Mapping[int, int]) -> None:
     """Gives a config the new ids; bans and biases of removed entries are left out."""
 
-    def renumbered(ids: Iterable[int]) -> list[int]:
-        return [new_ids[token_id] for token_id in ids]
+    def renumbered(value: Any) -> Any:
+        """The value with new ids; None where an entry of it is gone."""
+        if not isinstance(value, list | tuple):
+            # A bias stays.
+            return value if isinstance(value, float) else new_ids.get(value)
+        new = [renumbered(one) for one in value]
+        return None if None in new else new
 
-    for field in _NEEDED_IDS:
+    for field in _FIELDS_WITH_IDS:
         value = getattr(config, field, None)
-        if value is not None:
-            new = renumbered(value) if isinstance(value, list) else new_ids[value]
-            setattr(config, field, new)
-    for field in _BANNED_IDS:
-        if banned := getattr(config, field, None):
-            setattr(config, field, renumbered(filter(new_ids.__contains__, banned)) or None)
-    if words := getattr(config, "bad_words_ids", None):
-        kept = [renumbered(word) for word in words if new_ids.keys() >= {*word}]
-        config.bad_words_ids = kept or None
-    if biases := getattr(config, "sequence_bias", None):
-        # A file has pairs, a program may have set a dictionary.
-        pairs = biases.items() if isinstance(biases, dict) else biases
-        remaining = [[renumbered(ids), bias] for ids, bias in pairs if new_ids.keys() >= {*ids}]
-        config.sequence_bias = remaining or None
+        if isinstance(value, dict):
+            # A file has pairs, a program may have set a dictionary.
+            value = [*value.items()]
+        if isinstance(value, list):
+            remaining = (new for one in value if (new := renumbered(one)) is not None)
+            setattr(config, field, [*remaining] or None)
+        elif value is not None:
+            setattr(config, field, new_ids[value])

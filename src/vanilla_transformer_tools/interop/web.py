@@ -10,7 +10,6 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from vanilla_transformer_tools.text.languages import target_tags
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 MODEL_FOLDER, RUNTIME_FOLDER, FACTS_FILE = "model", "runtime", "page.json"
-_PAGE_FILES = ("index.html", "page.css", "page.js")
+_PAGE = Path(__file__).with_name("web_page")
 _TRANSFORMERS = "@huggingface/transformers@4.3.2"
 # The release that this transformers.js is built with. Its smallest build computes on CPUs only.
 _ONNXRUNTIME = "onnxruntime-web@1.31.0-dev.20260914-8d85527a0"
@@ -119,9 +118,7 @@ def write_page(folder: Path, name: str, model: PreTrainedModel, tokenizers: Toke
         model: The exported one, as Python has it.
         tokenizers: Of the model.
     """
-    for file in _PAGE_FILES:
-        source = files("vanilla_transformer_tools.interop").joinpath("web_page", file)
-        (folder / file).write_bytes(source.read_bytes())
+    shutil.copytree(_PAGE, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
     run = read_run(model.name_or_path)
     settings = run.get("settings", {})
     weights = sum(file.stat().st_size for file in (folder / MODEL_FOLDER).rglob("*.onnx*"))
