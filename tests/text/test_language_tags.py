@@ -269,7 +269,7 @@ def model_folder(tmp_path_factory):
     """A model that writes digits as German or English words, as told, scored in training."""
     folder = tmp_path_factory.mktemp("numbers")
     settings = TrainSettings(
-        train=[write_tsv(folder, ROWS * 200)],
+        train=[write_tsv(folder, ROWS * 300)],
         validation=[write_parquet(folder)],
         tag_column="to.code",
         tokenizer_kind="word",
@@ -277,7 +277,7 @@ def model_folder(tmp_path_factory):
         max_tokens_per_batch=200,
         average_last=1,
     )
-    train(settings, build_arguments(settings, folder / "run", num_train_epochs=5))
+    train(settings, build_arguments(settings, folder / "run", num_train_epochs=1))
     return folder / "run"
 
 
