@@ -3,8 +3,6 @@
 import json
 import pickle
 import re
-from itertools import chain
-from unicodedata import normalize
 
 import pytest
 from datasets import Dataset
@@ -207,19 +205,6 @@ def test_overlap_ignores_case_white_space_and_compatibility_forms(text, retyped)
         validation = as_dataset((evaluated, "x"))
 
         assert dropped_by([(trained, "y")], validation, filter_overlap=[]) == [(trained, "y")]
-
-
-def test_overlap_compares_every_character_with_its_other_case_and_forms():
-    told_apart = []
-    # What comes behind are unassigned, private and invisible characters.
-    for character in map(chr, chain(range(0xD800), range(0xE000, 0x30000))):
-        others = {character.upper(), character.lower(), character.casefold(), character.title()}
-        others |= {normalize(form, character) for form in ("NFC", "NFD", "NFKC", "NFKD")}
-        if len(others) > 1 and len({filters._comparable(other) for other in others}) > 1:
-            told_apart.append(character)
-
-    # The capital of Turkish's dotless i is the ordinary I.
-    assert told_apart == ["\N{LATIN SMALL LETTER DOTLESS I}"]
 
 
 def test_overlap_reads_files_of_every_kind_beside_validation(write):
