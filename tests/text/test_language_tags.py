@@ -1,6 +1,5 @@
 """One model for several target languages: a tag in front of the source names one of them."""
 
-import json
 import re
 from itertools import permutations
 
@@ -143,17 +142,12 @@ def write_tsv(folder, rows=ROWS):
     return str(folder / "rows.tsv")
 
 
-def write_jsonl(folder):
-    (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    return str(folder / "rows.jsonl")
-
-
 def write_parquet(folder):
     pq.write_table(pa.Table.from_pylist(RECORDS), folder / "rows.parquet")
     return str(folder / "rows.parquet")
 
 
-@pytest.mark.parametrize("write_rows", [write_tsv, write_jsonl, write_parquet])
+@pytest.mark.parametrize("write_rows", [write_tsv, write_parquet])
 def test_tag_column_is_read_beside_the_pairs(write_rows, tmp_path):
     rows = load_pairs(ParallelText((write_rows(tmp_path),), tag_column="to.code"))
 
@@ -172,7 +166,7 @@ def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
 
 
 def test_missing_tag_column_is_refused_with_its_option(tmp_path):
-    text = ParallelText((write_jsonl(tmp_path),), tag_column="language")
+    text = ParallelText((write_parquet(tmp_path),), tag_column="language")
 
     with pytest.raises(
         ValueError, match=r"no column 'language'.* and `tag_column` from: .*to.code"
@@ -191,28 +185,19 @@ def tagged(*rows):
     )
 
 
-def test_source_begins_with_the_tag_of_its_language_and_the_target_does_not(tokenizer):
-    pairs = tagged(("ab", "x", "zh-Hans"), ("ab", "x", "de"))
-
-    tokenized, _ = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=20)
-
-    tags, plain = language_tags(tokenizer), tokenizer("ab")["input_ids"]
-    assert tokenized["input_ids"][:] == [[tags["zh-Hans"], *plain], [tags["de"], *plain]]
-    assert tokenized["labels"][:] == [tokenizer("x")["input_ids"]] * 2
-    assert pair_lengths(tokenized)[0, 0] == len(plain) + 1
-
-
-def test_tag_counts_as_a_token_and_survives_truncation():
+def test_tag_comes_before_the_source_counts_as_a_token_and_survives_truncation():
     tokenizer = VanillaTransformerTokenizer.train(
-        ["abc"], kind="char", vocab_size=20, target_languages=["de"]
+        ["abc"], kind="char", vocab_size=20, target_languages=LANGUAGES
     )
+    pairs = tagged(("ab", "abc", "zh-Hans"), ("abc", "a", "de"))
 
-    pairs = tagged(("ab", "abc", "de"), ("abc", "a", "de"))
     tokenized, truncated = tokenize_pairs(pairs, TokenizerPair.joint(tokenizer), max_length=4)
 
     assert truncated == 1
-    sources = map(tokenizer.convert_ids_to_tokens, tokenized["input_ids"])
-    assert list(sources) == [["<2de>", "a", "b", "</s>"]] * 2
+    sources = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenized["input_ids"]]
+    assert sources == [[f"<2{tag}>", "a", "b", "</s>"] for tag in ("zh-Hans", "de")]
+    assert tokenized["labels"][:] == tokenizer(["abc", "a"])["input_ids"]
+    assert pair_lengths(tokenized).tolist() == [[4, 4], [4, 2]]
 
 
 def test_length_that_leaves_no_room_beside_the_tag_is_refused(tokenizer):

@@ -64,23 +64,12 @@ def converted(cache: Path) -> Path:
     return found
 
 
-@pytest.fixture
-def no_torch(monkeypatch):
-    def forbid():
-        def load_model(*_, **__):
-            raise AssertionError("torch was loaded")
-
-        monkeypatch.setattr(engine_choice, "load_model", load_model)
-
-    return forbid
-
-
 def edit(file, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def test_ctranslate2_translates_as_torch_does_from_the_first_line(
-    load, tokenizer, tmp_path, caplog, no_torch
+    load, tokenizer, tmp_path, caplog, monkeypatch
 ):
     model = save_small_model(tmp_path / "model", tokenizer)
     # Random weights like `<pad>`, which CTranslate2 leaves out before it normalises.
@@ -92,7 +81,7 @@ def test_ctranslate2_translates_as_torch_does_from_the_first_line(
         assert isinstance(translator.engine, CTranslate2Engine)
         assert texts(translator) == expected
         # Once it is converted, torch is not needed.
-        no_torch()
+        monkeypatch.setattr(engine_choice, "load_model", None)
     name = translator.engine.name
     assert name.startswith("CTranslate2 ")
     assert name.endswith(" (float32)")
@@ -257,26 +246,22 @@ def test_damaged_conversion_is_made_again(load, cache, folder):
     assert not list((cache / "ctranslate2").glob(".*"))
 
 
-def key_of(model: Path) -> str:
-    return Conversion(Path("cache"), model).folder.name
-
-
 def test_each_file_of_the_model_and_both_converters_change_its_place(
     tokenizer, tmp_path, monkeypatch
 ):
     model = save_small_model(tmp_path / "model", tokenizer)
-    keys = {key_of(model)}
+    keys = {Conversion(tmp_path, model).folder.name}
     (model / "README.md").write_text("a card")
-    assert {key_of(model)} == keys
+    assert {Conversion(tmp_path, model).folder.name} == keys
 
     for file in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
         (model / file).write_bytes((model / file).read_bytes() + b" ")
-        keys.add(key_of(model))
+        keys.add(Conversion(tmp_path, model).folder.name)
     (tmp_path / "converter.py").write_text("another")
     monkeypatch.setattr(engine_choice, "_CONVERTER", tmp_path / "converter.py")
-    keys.add(key_of(model))
+    keys.add(Conversion(tmp_path, model).folder.name)
     monkeypatch.setattr(engine_choice, "version", lambda name: f"99 {name}")
-    keys.add(key_of(model))
+    keys.add(Conversion(tmp_path, model).folder.name)
 
     assert len(keys) == 7
 
