@@ -148,7 +148,7 @@ def test_what_marian_computes_otherwise_is_not_exported(imported, tmp_path):
 
 def test_sentencepiece_vocabulary_splits_text(tmp_path):
     folder = tmp_path / "marian"
-    pieces = train_pieces(GERMAN + ENGLISH, "unigram")
+    pieces = train_pieces((*GERMAN, *ENGLISH), "unigram")
     save_marian(folder, {"dim-vocabs": [PIECES, PIECES]})
     (folder / "vocab.spm").write_bytes(pieces)
     decoder = (folder / "decoder.yml").read_text().replace("vocab.yml", "vocab.spm")

@@ -5,6 +5,7 @@ Tests download nothing, so SentencePiece models are trained here, on the built-i
 
 import io
 import json
+from functools import cache
 from pathlib import Path
 
 import sentencepiece
@@ -35,6 +36,7 @@ from number_words import english, german
 
 GERMAN = [german(number) for number in range(0, 3000, 7)]
 ENGLISH = [english(number) for number in range(0, 3000, 7)]
+BOTH = (*GERMAN, *ENGLISH)
 SIZES = {
     "d_model": 24,
     "encoder_layers": 1,
@@ -68,8 +70,9 @@ def fsmt_tokenizer(folder: Path, sides: dict[str, list[str]]) -> FSMTTokenizer:
     return FSMTTokenizer(["en", "ru"], merges_file=str(folder / "merges.txt"), **files)
 
 
-def train_pieces(lines: list[str], kind: str, **options) -> bytes:
-    """A SentencePiece model, with other options of its trainer."""
+@cache
+def train_pieces(lines: tuple[str, ...], kind: str, **options) -> bytes:
+    """A SentencePiece model, with other options of its trainer; each is trained once."""
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -100,7 +103,7 @@ def from_sentencepiece(
 
 def nllb(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Its table has two rows more than the tokenizer has entries."""
-    model = train_pieces(GERMAN + ENGLISH, "bpe")
+    model = train_pieces(BOTH, "bpe")
     tokenizer = from_sentencepiece(
         NllbTokenizer, scratch / "pieces", model, extra_special_tokens=NLLB_CODES
     )
@@ -110,7 +113,7 @@ def nllb(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def m2m100(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The tokenizer has no fast form."""
-    model = train_pieces(GERMAN + ENGLISH, "bpe")
+    model = train_pieces(BOTH, "bpe")
     (scratch / "pieces.model").write_bytes(model)
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces_of(model)]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
@@ -126,7 +129,8 @@ def m2m100(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def marian(scratch: Path, tags: tuple[str, ...] = ()) -> tuple[PreTrainedModel, MarianTokenizer]:
     """Two SentencePiece models, and one list of the pieces of both."""
-    models = {"source": train_pieces(GERMAN, "unigram"), "target": train_pieces(ENGLISH, "unigram")}
+    sides = {"source": GERMAN, "target": ENGLISH}
+    models = {side: train_pieces(tuple(lines), "unigram") for side, lines in sides.items()}
     for side, model in models.items():
         (scratch / f"{side}.spm").write_bytes(model)
     pieces = [piece for model in models.values() for piece in pieces_of(model)]
@@ -159,9 +163,7 @@ def bart(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Outputs begin with `<s>`."""
     learner = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    learner.train_from_iterator(
-        GERMAN + ENGLISH, vocab_size=320, special_tokens=special, show_progress=False
-    )
+    learner.train_from_iterator(BOTH, vocab_size=320, special_tokens=special, show_progress=False)
     learner.save_model(str(scratch))
     files = (str(scratch / name) for name in ("vocab.json", "merges.txt"))
     vocabulary, merges = (Path(file).read_text(encoding="utf-8") for file in files)
@@ -173,7 +175,7 @@ def bart(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def mbart50(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    model = train_pieces(GERMAN + ENGLISH, "unigram")
+    model = train_pieces(BOTH, "unigram")
     tokenizer = from_sentencepiece(MBart50Tokenizer, scratch / "pieces", model)
     config = MBartConfig(
         vocab_size=len(tokenizer), decoder_start_token_id=2, scale_embedding=True, **SIZES
@@ -183,7 +185,7 @@ def mbart50(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def mbart(scratch: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Sources and targets end with the code of their language, and the decoder reads it first."""
-    model = train_pieces(GERMAN + ENGLISH, "unigram")
+    model = train_pieces(BOTH, "unigram")
     tokenizer = from_sentencepiece(MBartTokenizer, scratch / "pieces", model)
     config = MBartConfig(
         vocab_size=len(tokenizer),

@@ -74,7 +74,7 @@ def test_given_tokenizer_is_not_changed(tokenizers, name):
     before = tokenizer(GERMAN[3])["input_ids"]
     other = next(code for code, at in language_codes(tokenizer).items() if at not in before)
 
-    chosen = choose_languages(tokenizer, other, other, NOTHING).tokenizer
+    chosen, _ = choose_languages(tokenizer, other, other, NOTHING)
 
     assert chosen(GERMAN[3])["input_ids"] != before
     assert tokenizer(GERMAN[3])["input_ids"] == before
@@ -97,12 +97,12 @@ def test_first_token_of_the_generation_config_is_the_default_target(tokenizers):
     tokenizer = tokenizers("nllb")
     french = language_codes(tokenizer)["fra_Latn"]
 
-    chosen = choose_languages(
+    chosen, code = choose_languages(
         tokenizer, "deu_Latn", None, GenerationConfig(forced_bos_token_id=french)
     )
 
-    assert chosen.tokenizer.tgt_lang == "fra_Latn"
-    assert chosen.first_token == french
+    assert chosen.tgt_lang == "fra_Latn"
+    assert code == french
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,12 @@ def test_nllb_with_codes_after_the_text_is_refused(tokenizers, tmp_path):
 
 @pytest.mark.parametrize("name", ["marian", "bart"])
 def test_language_is_refused_by_a_tokenizer_without_any(tokenizers, name):
+    pair = TokenizerPair.joint(tokenizers(name))
+
     with pytest.raises(ValueError, match="takes no source language, got 'de'"):
-        choose_languages(tokenizers(name), "de", None, NOTHING)
+        pair.between("de", None, NOTHING)
     with pytest.raises(ValueError, match="takes no target language, got 'de'"):
-        choose_languages(tokenizers(name), None, "de", NOTHING)
+        pair.between(None, "de", NOTHING)
 
 
 def test_tags_of_marian_come_before_the_source(tokenizers):

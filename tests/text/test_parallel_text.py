@@ -157,7 +157,10 @@ def test_line_ends_of_windows_are_told_once_and_stay(write, caplog, files):
         *[(name, NESTED, DE_EN) for name in ("pairs.jsonl", "pairs.parquet", "saved")],
     ],
 )
-def test_one_path_gives_every_pair_unaltered(write_records, name, records, options):
+def test_one_path_gives_every_pair_unaltered(write_records, monkeypatch, name, records, options):
+    # In two chunks, the last one shorter.
+    monkeypatch.setattr(data, "ROWS_AT_A_TIME", 3)
+
     assert pairs_of(load(write_records(name, records), **options)) == PAIRS
 
 
@@ -190,12 +193,6 @@ def test_folder_of_data_files_is_loaded_as_a_dataset(tmp_path, monkeypatch):
     pq.write_table(pa.Table.from_pylist(RECORDS), folder / "train.parquet")
 
     assert pairs_of(load(str(folder))) == PAIRS
-
-
-def test_pairs_beyond_one_chunk_keep_their_order(write_records, monkeypatch):
-    monkeypatch.setattr(data, "ROWS_AT_A_TIME", 3)
-
-    assert pairs_of(load(write_records("pairs.parquet"))) == PAIRS
 
 
 def test_pairs_are_read_anew_when_a_file_has_changed(write):
@@ -302,24 +299,15 @@ def test_plain_files_in_utf16_are_refused(tmp_path):
     ("value", "reason"),
     [
         ("[" * 100_000 + "]" * 100_000, "it has more than 100 levels"),
-        ("[" * 100 + "1" + "]" * 100, "it has more than 100 levels"),
         ("9" * 5000, "Exceeds the limit"),
     ],
-    ids=["lists", "one level too many", "digits"],
+    ids=["levels", "digits"],
 )
 def test_json_line_beyond_what_python_reads_is_refused(write, value, reason):
     path = write("x.jsonl", [PAIR, f'{{"source": "a", "target": "b", "x": {value}}}'])
 
     with pytest.raises(ValueError, match=rf"^Line 2 of '.*x\.jsonl' .*: {reason}.{{,150}}$"):
         load(path)
-
-
-def test_json_line_may_have_a_hundred_levels_of_nesting(write):
-    nested = "[" * 99 + "1" + "]" * 99
-
-    pairs = load(write("x.jsonl", [f'{{"source": "a", "target": "b", "x": {nested}}}']))
-
-    assert pairs_of(pairs) == [("a", "b")]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
@@ -425,10 +413,9 @@ def test_missing_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
         load(str(tmp_path / "missing.tsv"))
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("not there"), ConnectionError("not there")])
-def test_unknown_name_is_refused_as_file_and_as_dataset(monkeypatch, error):
+def test_unknown_name_is_refused_as_file_and_as_dataset(monkeypatch):
     def load_dataset(*args, **options):
-        raise error
+        raise ConnectionError("not there")
 
     monkeypatch.setattr(data, "load_dataset", load_dataset)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -98,25 +97,6 @@ def cost(*shares):
 # The batches
 
 
-def test_each_side_is_read_by_its_own_tokenizer(tokenizer):
-    other = VanillaTransformerTokenizer.train(["αβγ"], vocab_size=20, kind="char")
-    pairs = [(str(number), "αβγ"[number % 3]) for number in range(30)]
-    given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 30, "seed": 0}
-
-    stream = TokenBatchStream(lambda: iter(pairs), TokenizerPair(tokenizer, other), **given)
-
-    rows = list(chain(*islice(stream, stream.batches_per_buffer)))
-    sides = ((tokenizer, "input_ids"), (other, "labels"))
-    texts = [side.batch_decode([row[name] for row in rows], True) for side, name in sides]
-    assert sorted(zip(*texts, strict=True)) == sorted(pairs)
-
-
-def test_pass_holds_every_pair_exactly_once(build, first_numbers):
-    batches = first_numbers(build(), 600)
-
-    assert sorted(chain(*batches)) == list(range(600))
-
-
 def test_buffer_goes_on_with_the_next_pass(build, first_numbers):
     # Seven passes over 30 pairs are one buffer and ten pairs of the next.
     batches = first_numbers(build(number_pairs(30), max_tokens=60), 200)
@@ -126,18 +106,12 @@ def test_buffer_goes_on_with_the_next_pass(build, first_numbers):
     assert times == {number: 7 if number < 20 else 6 for number in range(30)}
 
 
-def test_pairs_are_mixed_within_their_buffer_only(build, first_numbers):
-    numbers = list(chain(*first_numbers(build(), 200)))
+def test_each_buffer_holds_the_next_pairs_once_and_mixes_them(build, first_numbers):
+    numbers = list(chain(*first_numbers(build(), 600)))
 
-    assert sorted(numbers) == list(range(200))
-    assert abs(np.corrcoef(numbers, range(200))[0, 1]) < 0.3
-
-
-def test_batches_keep_their_budget_and_use_it(build):
-    costs = [cost(batch) for batch in islice(build(), 60)]
-
-    assert max(costs) <= 300
-    assert np.mean(costs) > 0.85 * 300
+    for first in (0, 200, 400):
+        assert sorted(numbers[first : first + 200]) == list(range(first, first + 200))
+    assert abs(np.corrcoef(numbers[:200], range(200))[0, 1]) < 0.3
 
 
 def test_batches_differ_between_passes(build, first_numbers):
@@ -156,18 +130,21 @@ def test_batches_are_reproduced_by_the_seed(build, first_numbers):
     assert first_numbers(stream, 700) != first_numbers(build(seed=4), 700)
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("num_processes", [1, 3])
 def test_processes_share_pairs_budget_and_buffer(build, numbers_in, num_processes):
+    read = []
     for index in range(num_processes):
-        # The buffers together are one pass.
-        stream = build(buffer_size=600, num_processes=num_processes, process_index=index)
+        # No number of processes divides 601, and their buffers together hold this many passes.
+        sharing = {"num_processes": num_processes, "process_index": index}
+        stream = build(number_pairs(601), buffer_size=num_processes * 601, **sharing)
         batches = list(islice(stream, stream.batches_per_buffer))
 
-        numbers = sorted(chain(*map(numbers_in, batches)))
-        assert numbers == list(range(index, 600, num_processes))
-        assert stream.buffer_size == len(numbers)
+        read += chain(*map(numbers_in, batches))
+        assert stream.buffer_size == 601
         costs = [cost(batch) for batch in batches]
-        assert max(costs) <= 300 // num_processes < 2 * np.mean(costs)
+        assert max(costs) <= 300 // num_processes < 1.5 * np.mean(costs)
+
+    assert Counter(read) == dict.fromkeys(range(601), num_processes)
 
 
 def test_process_tokenises_its_share_alone(build, monkeypatch):
@@ -183,31 +160,9 @@ def test_process_tokenises_its_share_alone(build, monkeypatch):
     stream = build(num_processes=2, process_index=1)
     list(islice(stream, stream.batches_per_buffer))
 
-    numbers = {int(source.rstrip("x")) for source in tokenised}
-    assert numbers >= set(range(1, 200, 2))
-    assert not any(number % 2 == 0 for number in numbers)
-
-
-def test_processes_read_each_line_once_when_they_do_not_divide_them(build, numbers_in, tmp_path):
-    pairs = [(source, f"{target}x") for source, target in number_pairs(601)]
-    files = tuple(str(tmp_path / side) for side in ("source", "target"))
-    for file, side in zip(files, zip(*pairs, strict=True), strict=True):
-        Path(file).write_text("".join(f"{line}\n" for line in side))
-
-    read = []
-    for index in range(8):
-        stream = build(
-            lambda: read_pairs(ParallelText(files)),
-            # The buffers of all processes together hold eight passes.
-            buffer_size=8 * 601,
-            max_tokens=700,
-            num_processes=8,
-            process_index=index,
-        )
-        read.append([numbers_in(batch) for batch in islice(stream, stream.batches_per_buffer)])
-
-    assert Counter(chain(*chain(*read))) == dict.fromkeys(range(601), 8)
-    assert all(map(all, read))
+    numbers = [int(source.rstrip("x")) for source in tokenised]
+    assert numbers[:100] == list(range(1, 200, 2))
+    assert all(number % 2 for number in numbers)
 
 
 def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(build):
@@ -241,7 +196,8 @@ def test_workers_yield_the_batches_of_the_main_process(build, tokenizer):
     assert inputs_of(2) == inputs_of(0)
 
 
-def test_long_sides_are_truncated_and_counted_in_the_first_buffer(build, tokenizer):
+def test_long_sides_are_truncated_and_counted_in_the_first_buffer(build, tokenizer, monkeypatch):
+    monkeypatch.setattr(streaming, "_PAIRS_AT_A_TIME", 7)
     pairs = [("x" * (3 + n), "x" * (30 - n)) for n in range(20)]
 
     stream = build(pairs, buffer_size=20, max_length=17)
@@ -253,31 +209,10 @@ def test_long_sides_are_truncated_and_counted_in_the_first_buffer(build, tokeniz
     assert all(ids[-1] == tokenizer.eos_token_id for row in rows for ids in row.values())
 
 
-def test_truncated_pairs_of_all_parts_are_counted(build, monkeypatch):
-    monkeypatch.setattr(streaming, "_PAIRS_AT_A_TIME", 7)
-
-    stream = build([("x" * 30, "x")] * 3 + [("x", "x")] * 17, buffer_size=20)
-
-    assert stream.truncated_pairs == 3
-
-
-def test_ids_of_a_large_vocabulary_are_kept(build, monkeypatch):
-    ids = ([[70_000, 2]], [[90_000, 2]])
-    columns = {
-        **dict(zip(("input_ids", "labels"), map(pa.array, ids), strict=True)),
-        "is_truncated": pa.array([False]),
-    }
-    monkeypatch.setattr(streaming.PairEncoder, "__call__", lambda *_: columns)
-
-    (batch,) = islice(build([("x", "x")], buffer_size=1), 1)
-
-    assert batch == [{"input_ids": [70_000, 2], "labels": [90_000, 2]}]
-
-
 # What a stream refuses
 
 
-@pytest.mark.parametrize(("num_processes", "enough"), [(1, 40), (2, 80), (3, 120)])
+@pytest.mark.parametrize(("num_processes", "enough"), [(1, 40), (3, 120)])
 def test_budget_that_unlucky_buffers_would_not_fit_is_refused(build, num_processes, enough):
     # The worst: a buffer of nothing but longest pairs.
     pairs = [("x" * 19, "x" * 19)] * 50
@@ -293,13 +228,6 @@ def test_buffer_smaller_than_the_processes_is_refused(build):
         build(buffer_size=1, num_processes=2)
     with pytest.raises(ValueError, match="each of 1 processes, got a size of 0"):
         build(buffer_size=0)
-
-
-def test_run_on_a_stream_is_refused_when_nobody_tells_its_length(corpus, tmp_path):
-    with pytest.raises(ValueError, match="--streaming needs --max_steps, got True without it"):
-        run(corpus, tmp_path / "run", max_steps=-1)
-
-    assert not (tmp_path / "run").exists()
 
 
 # Where the pairs come from
@@ -351,15 +279,14 @@ def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) 
     return train(settings, build_arguments(settings, folder, **arguments))
 
 
-@pytest.mark.parametrize(("updates", "reports"), [(5, [2, 4, 5]), (4, [2, 4])])
-def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys, updates, reports):
-    run(corpus, tmp_path, validated=True, max_steps=updates, save_steps=2, eval_steps=2)
+def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys):
+    run(corpus, tmp_path, validated=True, max_steps=3, save_steps=2, eval_steps=2)
 
-    assert [one["step"] for one in read_log(tmp_path) if "eval_bleu" in one] == reports
-    assert checkpoints_of(tmp_path) == reports
+    assert [one["step"] for one in read_log(tmp_path) if "eval_bleu" in one] == [2, 3]
+    assert checkpoints_of(tmp_path) == [2, 3]
     record = read_json(tmp_path / "run.json")
-    assert (record["updates"], record["pairs"], record["epochs"]) == (updates, None, None)
-    assert f"A stream of pairs, {updates} updates" in (tmp_path / "README.md").read_text()
+    assert (record["updates"], record["pairs"], record["epochs"]) == (3, None, None)
+    assert "A stream of pairs, 3 updates" in (tmp_path / "README.md").read_text()
     plan = capsys.readouterr().out
     assert "100 a buffer, 0 of them cut" in plan
     assert re.search(rf"buffers end {MOMENT}\n", plan)
@@ -405,23 +332,6 @@ def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_cop
     assert {"d0", "e0", "d4", "e4"} <= vocabulary.keys()
     assert not {"d5", "e5", "d8", "e8"} & vocabulary.keys()
     assert not list(cache.rglob("*.arrow"))
-
-
-def test_pairs_of_several_directions_are_streamed_with_their_tags(tmp_path):
-    corpus = tmp_path / "pairs.tsv"
-    rows = [(f"a b{n}", f"b a{n}", ("de", "en")[n % 3 == 0]) for n in range(60)]
-    corpus.write_text("".join("\t".join(row) + "\n" for row in rows))
-
-    folder = run(
-        tmp_path,
-        tmp_path / "run",
-        train=[str(corpus)],
-        tag_column="tag",
-        filter_identical=True,
-        max_steps=1,
-    )
-
-    assert read_json(folder / "run.json")["target_languages"] == ["de", "en"]
 
 
 def test_tag_comes_before_the_source_of_its_pair():

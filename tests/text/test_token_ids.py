@@ -12,12 +12,10 @@ from vanilla_transformer_tools.text import token_ids
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.token_ids import (
     PairEncoder,
-    _joined,
     encode_pairs,
     has_independent_parts,
     pair_lengths,
     tokenize_pairs,
-    truncate,
 )
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
@@ -164,20 +162,6 @@ def test_each_occurrence_of_a_word_is_drawn_under_dropout():
     ids = encode_pairs({"source": lines, "target": lines}, TokenizerPair.joint(tokenizer), 20)
 
     assert len(set(map(tuple, ids["labels"]))) > 1
-
-
-@pytest.mark.parametrize(
-    ("end", "kept"),
-    [
-        (1, [[1, 2, 6], [7], [8, 9, 10], [11, 12, 14]]),
-        (2, [[1, 5, 6], [7], [8, 9, 10], [11, 13, 14]]),
-    ],
-)
-def test_truncated_lines_keep_their_ends(end, kept):
-    lines = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14]]
-
-    assert _joined(lines).truncated(3, end).in_arrow().to_pylist() == kept
-    assert end == 2 or [truncate(line, 3) for line in lines] == kept
 
 
 def test_tokenizing_refuses_a_limit_without_room_for_text(abc_pairs, tokenizer):

@@ -22,13 +22,10 @@ def test_utility_is_the_mean_of_chrf_against_all_candidates():
     assert chrf(TEXTS[0], TEXTS[2]) != pytest.approx(chrf(TEXTS[2], TEXTS[0]))
 
 
-def test_empty_candidate_agrees_with_its_like():
+def test_repeated_and_empty_candidates_count_each():
     assert expected_utilities(["", "", "x"], [1, 1, 1]) == pytest.approx(
         [200 / 3, 200 / 3, 100 / 3]
     )
-
-
-def test_utility_of_repeated_candidates_counts_each_of_them():
     assert expected_utilities([*TEXTS, TEXTS[2]], [1, 1, 1, 1])[:3] == pytest.approx(
         expected_utilities(TEXTS, [1, 1, 2])
     )

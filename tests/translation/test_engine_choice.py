@@ -16,7 +16,7 @@ from vanilla_transformer_tools import files, saved_folder
 from vanilla_transformer_tools.files import CACHE_VARIABLE
 from vanilla_transformer_tools.translation import Translator, ctranslate2_conversion, engine_choice
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engine_choice import Conversion
+from vanilla_transformer_tools.translation.engine_choice import Conversion, reasons_for_torch
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 
@@ -64,23 +64,12 @@ def converted(cache: Path) -> Path:
     return found
 
 
-@pytest.fixture
-def no_torch(monkeypatch):
-    def forbid():
-        def load_model(*_, **__):
-            raise AssertionError("torch was loaded")
-
-        monkeypatch.setattr(engine_choice, "load_model", load_model)
-
-    return forbid
-
-
 def edit(file, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def test_ctranslate2_translates_as_torch_does_from_the_first_line(
-    load, tokenizer, tmp_path, caplog, no_torch
+    load, tokenizer, tmp_path, caplog, monkeypatch
 ):
     model = save_small_model(tmp_path / "model", tokenizer)
     # Random weights like `<pad>`, which CTranslate2 leaves out before it normalises.
@@ -92,7 +81,7 @@ def test_ctranslate2_translates_as_torch_does_from_the_first_line(
         assert isinstance(translator.engine, CTranslate2Engine)
         assert texts(translator) == expected
         # Once it is converted, torch is not needed.
-        no_torch()
+        monkeypatch.setattr(engine_choice, "load_model", None)
     name = translator.engine.name
     assert name.startswith("CTranslate2 ")
     assert name.endswith(" (float32)")
@@ -128,103 +117,103 @@ def test_conversion_that_translates_one_line_of_the_sample_differently_is_not_us
     assert caplog.messages == [f"torch translates: {said}."] * 2
 
 
+def reason(model, dtype="auto", **settings):
+    """The first reason for torch, empty if there is none."""
+    return next(reasons_for_torch([str(model)], dtype, {"max_extra_tokens": 4, **settings}), "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ""),
+        ({"search": Search(4)}, ""),
+        ({"do_sample": True, "seed": 3}, "`do_sample`"),
+        ({"search": Search(do_sample=True)}, "`do_sample`"),
+        ({"scores": True}, "`scores`"),
+        ({"num_hypotheses": 2}, "several hypotheses"),
+        ({"dtype": "bfloat16"}, "not in float32"),
+        # Twice the position table, without the tokens that an output may have more.
+        ({"max_source_length": 2044}, ""),
+        ({"max_source_length": 2045}, "no positions for 2049 tokens"),
+    ],
+    ids=str,
+)
+def test_settings_decide_on_the_engine(folder, settings, said):
+    found = reason(folder, **settings)
+
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("generation_config.json", {"repetition_penalty": 1.2}, "sets `repetition_penalty`"),
+        # No sample can show its effect: outputs are longer.
+        ("generation_config.json", {"min_length": 1}, "sets `min_length`"),
+        ("generation_config.json", {"no_repeat_ngram_size": 0, "early_stopping": True}, ""),
+        ("config.json", {"dtype": "bfloat16"}, "not in float32"),
+        ("config.json", {"model_type": "bart"}, "of the type 'bart'"),
+    ],
+)
+def test_configs_decide_on_the_engine(tokenizer, tmp_path, file, changes, said):
+    model = save_small_model(tmp_path, tokenizer)
+    edit(model / file, **changes)
+
+    assert said in reason(model)
+    assert bool(reason(model)) == bool(said)
+
+
 @pytest.mark.parametrize(
     ("width", "threads", "is_fast"), [(16, 8, True), (24, 1, True), (24, 2, False)]
 )
 def test_width_and_threads_decide_on_the_engine(
-    load, tokenizer, tmp_path, monkeypatch, width, threads, is_fast
+    tokenizer, tmp_path, monkeypatch, width, threads, is_fast
 ):
     model = save_small_model(tmp_path / "model", tokenizer, d_model=width)
     monkeypatch.setattr(engine_choice, "_NARROW", 16)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    # These would stay for all tests that follow.
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
 
-    assert isinstance(load(model).engine, CTranslate2Engine) == is_fast
+    assert (reason(model) == "") == is_fast
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"do_sample": True, "seed": 3},
-        {"scores": True},
-        {"num_beams": 3, "num_hypotheses": 2},
-        {"dtype": "bfloat16"},
-        {"engine": "torch"},
-    ],
-    ids=str,
-)
-def test_torch_translates_what_ctranslate2_cannot_do_the_same(load, cache, settings):
-    translator = load(**settings)
+def test_torch_translates_on_a_gpu_and_without_the_package(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        gpu = torch.device("cuda")
+        patch.setattr(torch.accelerator, "current_accelerator", lambda **_: gpu)
+        assert reason(folder) == "there is a GPU"
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
 
-    assert len(texts(translator)) == len(LINES)
+    assert reason(folder) == "CTranslate2 is not installed"
 
-    assert translator.engine.name == "torch"
+
+def test_ensembles_samples_and_the_absence_of_a_cache_leave_torch(
+    load, folder, cache, monkeypatch, caplog
+):
+    for translator in (load(folder, folder), load(do_sample=True), load(engine="torch")):
+        assert type(translator.engine) is TorchEngine
+        assert len(texts(translator)) == len(LINES)
     assert not cache.exists()
-
-
-def test_ensembles_and_searches_decide_on_the_engine(load, folder, cache):
-    assert load(folder, folder).engine.name == "torch"
-    assert load(search=Search(do_sample=True)).engine.name == "torch"
-    assert not cache.exists()
-    assert load(search=Search()).engine.name.startswith("CTranslate2")
-
-
-def test_torch_translates_on_a_gpu(load, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cpu"))
-
+    assert caplog.messages == [
+        "torch translates: several models are an ensemble.",
+        "torch translates: CTranslate2 does not do the same with `do_sample`.",
+    ]
+    monkeypatch.setenv(CACHE_VARIABLE, "")
     assert type(load().engine) is TorchEngine
 
 
-@pytest.mark.parametrize("name", ["ctranslate2", ""])
-def test_torch_translates_without_the_package_or_a_cache(load, monkeypatch, name):
-    if name:
-        monkeypatch.setitem(sys.modules, name, None)
-    else:
-        monkeypatch.setenv(CACHE_VARIABLE, "")
-
-    translator = load()
-
-    assert type(translator.engine) is TorchEngine
-    assert len(texts(translator)) == len(LINES)
-
-
-@pytest.mark.parametrize(
-    ("file", "changes", "is_fast"),
-    [
-        ("generation_config.json", {"repetition_penalty": 1.2}, False),
-        ("generation_config.json", {"eos_token_id": [2, 36]}, False),
-        # No sample can show its effect: outputs are longer.
-        ("generation_config.json", {"min_length": 1}, False),
-        ("generation_config.json", {"no_repeat_ngram_size": 0, "early_stopping": True}, True),
-        ("config.json", {"dtype": "bfloat16"}, False),
-    ],
-)
-def test_configs_decide_on_the_engine(load, tokenizer, tmp_path, file, changes, is_fast):
-    model = save_small_model(tmp_path, tokenizer)
-    edit(model / file, **changes)
-
-    translator = load(model)
-    texts(translator)
-
-    assert translator.engine.name.startswith("CTranslate2") == is_fast
-
-
-def test_model_that_ctranslate2_cannot_hold_is_translated_by_torch(load, tokenizer, tmp_path):
-    model = save_small_model(tmp_path / "model", tokenizer, talking_heads="both")
+@pytest.mark.parametrize("held", ["heads", "ends"])
+def test_model_that_ctranslate2_cannot_hold_is_translated_by_torch(load, tokenizer, tmp_path, held):
+    changes = {"talking_heads": "both"} if held == "heads" else {}
+    model = save_small_model(tmp_path / "model", tokenizer, **changes)
+    if held == "ends":
+        edit(model / "generation_config.json", eos_token_id=[2, 36])
 
     translator = load(model)
 
     assert texts(translator) == texts(load(model, engine="torch"))
     assert translator.engine.name == "torch"
     assert list((tmp_path / "cache" / "ctranslate2").iterdir()) == []
-
-
-@pytest.mark.parametrize(("length", "is_fast"), [(2044, True), (2045, False)])
-def test_torch_translates_what_may_be_longer_than_the_position_table(load, length, is_fast):
-    engine = load(max_source_length=length).engine
-
-    assert isinstance(engine, CTranslate2Engine) == is_fast
 
 
 # The cache
@@ -257,26 +246,22 @@ def test_damaged_conversion_is_made_again(load, cache, folder):
     assert not list((cache / "ctranslate2").glob(".*"))
 
 
-def key_of(model: Path) -> str:
-    return Conversion(Path("cache"), model).folder.name
-
-
 def test_each_file_of_the_model_and_both_converters_change_its_place(
     tokenizer, tmp_path, monkeypatch
 ):
     model = save_small_model(tmp_path / "model", tokenizer)
-    keys = {key_of(model)}
+    keys = {Conversion(tmp_path, model).folder.name}
     (model / "README.md").write_text("a card")
-    assert {key_of(model)} == keys
+    assert {Conversion(tmp_path, model).folder.name} == keys
 
     for file in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
         (model / file).write_bytes((model / file).read_bytes() + b" ")
-        keys.add(key_of(model))
+        keys.add(Conversion(tmp_path, model).folder.name)
     (tmp_path / "converter.py").write_text("another")
     monkeypatch.setattr(engine_choice, "_CONVERTER", tmp_path / "converter.py")
-    keys.add(key_of(model))
+    keys.add(Conversion(tmp_path, model).folder.name)
     monkeypatch.setattr(engine_choice, "version", lambda name: f"99 {name}")
-    keys.add(key_of(model))
+    keys.add(Conversion(tmp_path, model).folder.name)
 
     assert len(keys) == 7
 
@@ -407,8 +392,10 @@ def test_place_of_the_cache(monkeypatch, given, home, expected):
     assert found == (expected and Path(expected).expanduser())
 
 
-def test_conversion_that_others_can_have_written_is_made_anew(load, cache, folder, monkeypatch):
-    texts(load())
+def test_conversion_that_others_can_have_written_is_made_anew(
+    load, cache, folder, monkeypatch, caplog
+):
+    expected = texts(load())
     conversion = Conversion(cache, folder)
     made = converted(cache)
     assert conversion.agrees()
@@ -420,21 +407,15 @@ def test_conversion_that_others_can_have_written_is_made_anew(load, cache, folde
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: made.stat().st_uid + 1)
         assert conversion.agrees() is None
+        # Nor can it be made anew in the folder of another user.
+        assert texts(load()) == expected
+        assert "Others can write to" in caplog.text
+        assert CACHE_VARIABLE in caplog.text
     assert conversion.agrees()
 
     made.parent.chmod(0o777)
     texts(load())
     assert [path.stat().st_mode & 0o777 for path in (made, made.parent)] == [0o700, 0o700]
-
-
-def test_cache_of_another_user_is_not_used(load, cache, folder, monkeypatch, caplog):
-    expected = texts(load())
-    owner = converted(cache).stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-
-    assert texts(load()) == expected
-    assert "Others can write to" in caplog.text
-    assert CACHE_VARIABLE in caplog.text
 
 
 def test_conversion_of_another_model_is_not_taken_for_this_one(load, cache, folder, tmp_path):

@@ -9,7 +9,6 @@ import copy
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -18,23 +17,6 @@ from vanilla_transformer.tokenization_vanilla_transformer import language_tags
 _MARIAN_TAG = re.compile(r">>.+<<")
 # Languages that a message names.
 NAMED = 8
-
-
-@dataclass(frozen=True)
-class Direction:
-    """The effect of the languages of a translation on ids.
-
-    Attributes:
-        tokenizer: Puts the codes of both languages next to their text.
-        source_prefix: Ids before the ids of each source.
-        first_token: Id that each output begins with; None if the model chooses.
-        start_token: Id that the decoder reads first; None: the model's.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    source_prefix: tuple[int, ...] = ()
-    first_token: int | None = None
-    start_token: int | None = None
 
 
 def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -101,26 +83,24 @@ def choose_languages(
     source: str | None,
     target: str | None,
     defaults: GenerationConfig,
-) -> Direction:
-    """Sets up a tokenizer for one direction; the given one is not changed.
+) -> tuple[PreTrainedTokenizerBase, int]:
+    """Sets up a copy of a tokenizer with codes for one direction.
 
     Args:
-        tokenizer: Of the source, and of the target if it has codes.
+        tokenizer: Tokenizer of the source, and of the target.
         source: Language of the sources; None: the saved one, if the tokenizer has both.
         target: Language of the outputs; None: the one that `defaults` begin an output with, or else
             the one with which the tokenizer was saved.
-        defaults: Of the model.
+        defaults: The model's generation config.
+
+    Returns:
+        The copy, which puts the codes of both languages next to their text, and the id of the
+        target's code.
 
     Raises:
-        ValueError: If a language is unknown, missing, or given to a model without languages.
+        ValueError: If a language is unknown or missing.
     """
     codes = language_codes(tokenizer)
-    if not codes:
-        if source is not None:
-            raise ValueError(
-                f"The model takes no source language, got {source!r}. Leave --source_language out."
-            )
-        return Direction(tokenizer, tuple(language_prefix(tokenizer, target)))
     begins_with = {defaults.forced_bos_token_id, defaults.decoder_start_token_id}
     if target is None:
         named = [code for code, token_id in codes.items() if token_id in begins_with]
@@ -137,20 +117,15 @@ def choose_languages(
     ]
     if faults:
         raise ValueError("\n".join(faults))
+    code = codes[str(target)]
     tokenizer = copy.deepcopy(tokenizer)
     if not hasattr(tokenizer, "lang_code_to_id"):
         # The class of NLLB takes tokens, which for M2M100 are written __de__.
-        source, spelled = tokenizer.convert_ids_to_tokens([codes[str(source)], codes[str(target)]])
-    else:
-        spelled = target
+        source, target = tokenizer.convert_ids_to_tokens([codes[str(source)], code])
     # Also where it is saved, so that the folder keeps its languages.
     tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source
-    tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = spelled
-    code = codes[str(target)]
-    # mBART and PLBart end a target with its code, which the decoder reads first.
-    if tokenizer(text_target="")["input_ids"][-1] == code:
-        return Direction(tokenizer, start_token=code)
-    return Direction(tokenizer, first_token=code)
+    tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = target
+    return tokenizer, code
 
 
 def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) -> list[int]:

@@ -26,6 +26,7 @@ from vanilla_transformer_tools.saved_folder import (
 from vanilla_transformer_tools.text.languages import (
     choose_languages,
     language_codes,
+    language_prefix,
     refuse_legacy_codes,
 )
 
@@ -186,15 +187,30 @@ class TokenizerPair:
     def between(
         self, source_language: str | None, target_language: str | None, defaults: GenerationConfig
     ) -> Self:
-        """These tokenizers, set up for one direction; see `choose_languages`.
+        """These tokenizers, set up for one direction.
+
+        Args:
+            source_language: See `choose_languages`; None for a model without codes.
+            target_language: See `choose_languages`, or for a model with tags the name of one.
+            defaults: The model's generation config.
 
         Raises:
             ValueError: If a language is unknown, missing, or given to a model without languages.
         """
-        chosen = choose_languages(self.source, source_language, target_language, defaults)
-        target = chosen.tokenizer if self.is_joint else self.target
-        tokens = chosen.source_prefix, chosen.first_token, chosen.start_token
-        return type(self)(chosen.tokenizer, target, *tokens)
+        if not language_codes(self.source):
+            if source_language is not None:
+                raise ValueError(
+                    f"The model takes no source language, got {source_language!r}. Leave "
+                    "--source_language out."
+                )
+            prefix = language_prefix(self.source, target_language)
+            return type(self)(self.source, self.target, tuple(prefix))
+        source, code = choose_languages(self.source, source_language, target_language, defaults)
+        target = source if self.is_joint else self.target
+        # mBART and PLBart end a target with its code, which the decoder reads first.
+        if source(text_target="")["input_ids"][-1] == code:
+            return type(self)(source, target, start_token=code)
+        return type(self)(source, target, first_token=code)
 
     def save_pretrained(self, folder: Path) -> None:
         """Writes what `from_pretrained` reads.

@@ -55,40 +55,31 @@ class Span:
 
 def unmark(line: str) -> tuple[str, list[Span]]:
     """The text of a line, and the marked parts in it."""
-    marks = list(MARK.finditer(line))
-    # The number of the closing mark of each opening one; others are text of the line.
-    closing: dict[int, int] = {}
-    waiting: list[int] = []
-    for number, found in enumerate(marks):
-        if ord(found[0]) % 2 == 0:
-            waiting.append(number)
-        elif waiting and ord(marks[waiting[-1]][0]) + 1 == ord(found[0]):
-            closing[waiting.pop()] = number
-    spans: list[Span] = []
-    open_spans: dict[int, Span] = {}
-    text, last, within = "", 0, -1
-    for number, found in enumerate(marks):
-        if number <= within:
-            continue
-        text += line[last : found.start()]
-        last, depth = found.end(), len(open_spans)
-        if number in open_spans:
-            span = open_spans.pop(number)
-            span.end = len(text)
-            if ord(span.opening) >= _KEPT:
-                span.kept = text[span.start :]
-        elif number not in closing:
-            spans.append(Span(len(text), len(text), depth, found[0]))
-        else:
-            end = marks[closing[number]]
-            spans.append(Span(len(text), len(text), depth, found[0], end[0]))
-            if MARK.sub("", line[last : end.start()]):
-                open_spans[closing[number]] = spans[-1]
-            else:
+    text, spans = "", []
+    # Numbers of the spans that are open.
+    path: list[int] = []
+    for part in re.split(f"({MARK.pattern})", line):
+        if not MARK.fullmatch(part):
+            text += part
+        elif path and ord(spans[path[-1]].opening) + 1 == ord(part):
+            number = path.pop()
+            span = spans[number]
+            span.end, span.closing = len(text), part
+            if span.start == span.end:
                 # The marks of a place stay together.
-                spans[-1].opening = line[found.start() : end.start()]
-                last, within = end.end(), closing[number]
-    return text + line[last:], spans
+                span.opening += "".join(one.opening + one.closing for one in spans[number + 1 :])
+                del spans[number + 1 :]
+            elif ord(span.opening) >= _KEPT:
+                span.kept = text[span.start :]
+        else:
+            spans.append(Span(len(text), len(text), len(path), part))
+            if ord(part) % 2 == 0:
+                path.append(len(spans) - 1)
+    # Without a closing mark it is text of the line, around nothing.
+    for number in path:
+        for span in spans[number + 1 :]:
+            span.depth -= 1
+    return text, spans
 
 
 def remark(text: str, spans: Sequence[Span]) -> str:
