@@ -14,7 +14,6 @@ from urllib.parse import urlencode
 import pytest
 
 from vanilla_transformer_tools.commands.serve import _load
-from vanilla_transformer_tools.service.requests import Limits
 from vanilla_transformer_tools.settings import ServeSettings
 
 from ..support.commands import command_server
@@ -86,9 +85,6 @@ def test_settings_reach_the_service(folder):
         num_beams=2,
         max_tokens_per_batch=600,
         max_delay=7,
-        max_characters=1001,
-        max_texts=102,
-        max_requests=13,
         max_waiting_characters=5005,
     )
 
@@ -96,7 +92,6 @@ def test_settings_reach_the_service(folder):
     service.batcher.close()
 
     assert str(service.translators.languages) == "de -> en"
-    assert service.limits == Limits(max_characters=1001, max_texts=102, max_requests=13)
     assert service.batcher.max_delay == 0.007
     assert service.batcher.max_waiting_characters == 5005
     assert service.translators.first.search.num_beams == 2
