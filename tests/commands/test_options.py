@@ -442,12 +442,12 @@ def test_other_model_is_evaluated_with_the_search_of_the_first(max_source_length
     first = SimpleNamespace(search=search, max_source_length=99)
     settings = EvaluateSettings(model=["a"], against="b", max_source_length=max_source_length)
 
-    other = _like(first, settings, "b")
+    other = _like(first, settings)
 
     assert other.model == ["b"]
     assert (other.num_beams, other.length_penalty) == (7, 0.3)
     assert other.max_source_length == max_source_length
-    assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
+    assert _like([], EvaluateSettings(against="b")).num_beams is None
 
 
 def test_evaluate_translates_the_sources_and_compares_with_the_references(evaluate):
