@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
 
-from ..conftest import save_small_model
 from ..support.training_runs import training_options
 from .conftest import Outcome
 
@@ -134,21 +133,6 @@ def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_mo
         assert f"- {title} `{signature}`" in card
 
 
-def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corpus):
-    argv = ["--model", copied_model, "--test", *pair(corpus, "test"), "--bootstrap", "0"]
-
-    outcome = run("evaluate", *argv, "--metrics", "per", "codexglue_bleu")
-
-    scores = json.loads((copied_model / "results.json").read_text())["test"]
-    assert scores.keys() - {"lines", "search", "engine", "scorings"} == {
-        *("per", "per_signature", "codexglue_bleu", "codexglue_bleu_signature")
-    }
-    assert outcome.out.startswith(f"PER {scores['per']:.2f} ({scores['per_signature']})\nCodeXGLUE")
-    card = (copied_model / "README.md").read_text(encoding="utf-8")
-    assert "\n| lines | PER | CodeXGLUE BLEU | search |\n" in card
-    assert f"\n| 25 | {scores['per']:.2f} | {scores['codexglue_bleu']:.2f} | beam 4, " in card
-
-
 def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corpus):
     evaluate = ["evaluate", "--model", copied_model, "--test", *pair(corpus, "test")]
     evaluate += ["--num_beams", 1, "--max_extra_tokens", 0, "--metrics", "chrf", "--bootstrap", 0]
@@ -186,19 +170,6 @@ def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
     for file, lines in zip(files, (references, ["x", "y", *references[2:]]), strict=True):
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return files
-
-
-def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(copied_model)
-    positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
-    other = save_small_model(tmp_path / "other", tokenizer, **positions)
-    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
-    options += ["--bootstrap", 40]
-
-    outcome = run("evaluate", "--model", copied_model, "--against", other, *options)
-
-    assert outcome.status == 0, outcome.err
-    assert "difference" in outcome.out
 
 
 def test_evaluate_compares_two_files(run, corpus, translations):
