@@ -11,7 +11,8 @@ import pytest
 from vanilla_transformer_tools.commands import translate as translate_command
 from vanilla_transformer_tools.commands.outputs import open_alone
 from vanilla_transformer_tools.commands.translate import record_path
-from vanilla_transformer_tools.translation import Translator, translator
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import interrupted_after
 from ..support.training_runs import flip_bit
@@ -86,20 +87,14 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
     assert (expected if has_ended else "is in use by another translation") in err
 
 
-@pytest.mark.parametrize(
-    ("changes", "differences"),
-    [
-        (["--dtype", "bfloat16"], ["--dtype bfloat16 instead of auto"]),
-        (["--seed", 7, "--top_k", 4], ["--seed 7 instead of 0", "--top_k 4 instead of 0"]),
-    ],
-)
-def test_resume_refuses_other_settings(run, job, changes, differences):
+def test_resume_refuses_other_settings(run, job):
     argv, out = job("--n_best", 2)
     before = out.read_bytes()
 
-    outcome = run(*argv, *changes, "--resume")
+    outcome = run(*argv, "--dtype", "bfloat16", "--seed", 7, "--resume")
 
     whose = f"'{out}' must be continued by the job that began it, got "
+    differences = ["--dtype bfloat16 instead of auto", "--seed 7 instead of 0"]
     assert_refused(outcome, out, before, whose, *differences)
     assert run(*argv, "--resume")[0] == 0
 
@@ -132,19 +127,8 @@ def test_resume_refuses_another_number_of_models(run, job, folder):
     assert_refused(outcome, out, before, "--model 2 instead of 1")
 
 
-def test_resume_takes_the_same_model_from_another_folder(run, job, folder, tmp_path):
-    argv, out = job()
-    moved = shutil.copytree(folder, tmp_path / "moved")
-    (moved / "results.json").write_text("{}")
-    (moved / "README.md").write_text("scored since")
-
-    assert run("--model", moved, *argv[2:], "--resume")[0] == 0
-    assert out.read_bytes() == run(*argv[:4], *argv[6:])[1]
-
-
-@pytest.mark.parametrize("name", ["x.txt", "x.json"])
-def test_resume_continues_an_output_in_the_folder_of_its_model(run, folder, tmp_path, name):
-    model = shutil.copytree(folder, tmp_path / "model")
+def test_resume_continues_an_output_in_the_folder_of_its_model(run, folder, tmp_path):
+    model, name = shutil.copytree(folder, tmp_path / "model"), "x.json"
     (tmp_path / "in").write_bytes(as_bytes(LINES))
     argv = ["--model", model, "--output", model / name, "--input", tmp_path / "in"]
     argv += ["--max_extra_tokens", 5]
@@ -203,13 +187,15 @@ def test_output_of_another_input_is_not_continued_from_a_file(run, job):
     assert_refused(run(*argv, "--resume"), out, before, " instead of None")
 
 
-def test_resume_takes_what_changes_no_result(run, job, tmp_path):
+def test_resume_takes_what_changes_no_result(run, job, folder, tmp_path):
     argv, out = job()
-    source = tmp_path / "moved"
+    moved, source = shutil.copytree(folder, tmp_path / "model"), tmp_path / "moved"
+    (moved / "README.md").write_text("scored since")
     source.write_bytes(as_bytes(LINES))
     whole = run(*argv[:4], *argv[6:])[1]
+    other = ["--input", source, "--max_tokens_per_batch", 1]
 
-    status, _, _ = run(*argv, "--resume", "--input", source, "--max_tokens_per_batch", 1)
+    status, _, _ = run("--model", moved, *argv[2:], "--resume", *other)
 
     assert (status, out.read_bytes()) == (0, whole)
 
@@ -275,42 +261,13 @@ def test_devices_have_no_record(run, folder, tmp_path):
     assert list(tmp_path.iterdir()) == [device]
 
 
-@pytest.fixture
-def long_job(run, folder, tmp_path, monkeypatch):
-    """Interrupts a job after its first window; gives its options, output and record."""
-    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(translator, "WINDOW_LINES", 40)
-    source, out = tmp_path / "in", tmp_path / "out"
-    source.write_bytes(as_bytes(f"ein hund {number}" for number in range(80)))
-    argv = ["--model", folder, "--input", source, "--output", out]
-    argv += ["--num_beams", 1, "--max_extra_tokens", 2]
-
-    def begin(lines=40):
-        with interrupted_after(lines):
-            assert run(*argv)[0] == 130
-        return argv, out, record_path(out)
-
-    return begin
-
-
-def test_job_records_its_search(run, long_job):
-    argv, out, record = long_job()
-
-    search = json.loads(record.read_text())["search"]
-    assert search.pop("engine").startswith("CTranslate2 ")
-    assert search == {"num_beams": 1, "length_penalty": 1.0}
-    assert run(*argv, "--resume")[0] == 0
-    assert out.read_bytes().count(b"\n") == 80
-
-
-def test_resume_refuses_another_engine(run, long_job, monkeypatch):
-    argv, out, record = long_job()
-    before = out.read_bytes()
-    name = json.loads(record.read_text())["search"]["engine"]
-    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+def test_resume_refuses_another_engine(run, job, monkeypatch):
+    argv, out = job("--length_penalty", 0.5)
+    before, search = out.read_bytes(), json.loads(record_path(out).read_text())["search"]
+    assert search == {"engine": "torch", "num_beams": 3, "length_penalty": 0.5}
+    monkeypatch.setattr(TorchEngine, "name", "CTranslate2 4")
 
     outcome = run(*argv, "--resume")
 
-    said = f"'{out}' must be continued with its engine, {name}, got torch. Install"
-    assert (outcome[0], out.read_bytes()) == (2, before)
-    assert said in outcome[2]
+    told = f"'{out}' must be continued with its engine, torch, got CTranslate2 4. Install"
+    assert_refused(outcome, out, before, told)

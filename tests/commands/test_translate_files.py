@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import lzma
 import os
 import random
 import shutil
@@ -72,19 +71,11 @@ def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
     assert first != second
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        ("ja\nnein\n".encode("utf-16-le"), "must be UTF-8, got what looks like UTF-16"),
-        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzip data. Unpack it first"),
-        (lzma.compress(b"ja\n"), "must be text, got xz data. Unpack it first: xz -dc"),
-    ],
-)
-def test_standard_input_that_is_no_text_is_refused(run, content, fault):
-    status, out, err = run(stdin=content)
+def test_standard_input_that_is_no_text_is_refused(run):
+    status, out, err = run(stdin=gzip.compress(b"ja\n", mtime=0))
 
     assert (status, out) == (2, b"")
-    assert f"'standard input' {fault}" in err
+    assert "'standard input' must be text, got gzip data. Unpack it first" in err
 
 
 def test_empty_file_gives_an_empty_file(run, tmp_path):
@@ -250,8 +241,15 @@ def test_line_without_end_is_refused(run, tmp_path, monkeypatch, option):
 # Going on
 
 
-@pytest.mark.parametrize("options", [["--num_beams", "2", "--n_best", "2"], ["--details"]])
-@pytest.mark.parametrize("share", [0.01, 0.45, 0.77, 1.0])
+@pytest.mark.parametrize(
+    ("share", "options"),
+    [
+        (0.01, ["--details"]),
+        (0.45, ["--num_beams", "2", "--n_best", "2"]),
+        (0.77, ["--details"]),
+        (1.0, ["--num_beams", "2", "--n_best", "2"]),
+    ],
+)
 def test_run_that_was_cut_off_anywhere_goes_on_to_the_same_result(run, tmp_path, share, options):
     source, out = write(tmp_path / "in", LINES), tmp_path / "out"
     with interrupted_after(len(LINES)):
