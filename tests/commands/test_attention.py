@@ -61,6 +61,7 @@ def test_picture_is_of_the_layer_head_and_kind_asked_for(run, monkeypatch):
 
 
 def test_as_many_positions_are_drawn_as_are_asked_for(run, monkeypatch):
+    assert "`positions` must be between 1 and 100,000, got 0" in run("--positions", "0").err
     monkeypatch.setattr(attention_figures, "plot_positions", lambda _, *asked: asked)
 
     assert run("--positions", "12")[:2] == (0, f"{(Path('positions.svg'), 12)}\n")
@@ -99,42 +100,3 @@ def test_units_that_tokens_straddle_are_scored_as_one_too(run, write):
 
     assert len(out.splitlines()) == 2
     assert out.endswith(", where words that a token straddles count as one\n")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "expected a source text and at most its translation, got 0"),
-        (["a", "--output", "x.pdf"], "must end in .html, .png, .svg, got 'x.pdf'"),
-        (["--positions", "0"], "`positions` must be between 1 and 100,000, got 0"),
-        (["a", "--gold", "g"], "--units and --gold need --alignments"),
-        (["--alignments", "a", "--gold", "g"], "need the target file of --alignments too"),
-        (["--alignments", "a", "b", "--positions", "3"], "--alignments excludes texts"),
-        (["--alignments", "a", "b", "--kind", "encoder"], "--kind is for the attention of a text"),
-    ],
-)
-def test_mistakes_are_told_and_nothing_is_written(run, argv, message):
-    status, out, err = run(*argv)
-
-    assert (status, out) == (2, "")
-    assert message in err
-    assert list(Path().iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (["a", "absent"], "No such file or directory: 'absent'"),
-        (["a", "a", "--gold", "a"], "'a', line 1: A gold link must be source-target"),
-        (["a", "a", "--units", "a", "b"], "got 1 in 'a', 1 in 'a', 1 in 'a', 2 in 'b'"),
-        (["a", "a", "--gold", "g"], "got 1 in 'a', 1 in 'a', 2 in 'g'"),
-    ],
-)
-def test_bad_files_of_pairs_are_told_before_the_model_is_loaded(run, files, message, no_model):
-    for name, text in {"a": "ein\n", "b": "a\ndog\n", "g": "0-0\n0?0\n"}.items():
-        Path(name).write_text(text)
-
-    status, _, err = run("--alignments", *files)
-
-    assert status == 2
-    assert message in err

@@ -168,15 +168,6 @@ def test_resume_refuses_other_text(run, job, tmp_path, name, lines):
     assert_refused(run(*argv, "--resume"), out, before, f"{option} SHA-256 ", " instead of SHA-")
 
 
-def test_resume_refuses_text_that_cannot_be_compared(run, job):
-    argv, out = job()
-    before = out.read_bytes()
-
-    outcome = run(*argv[:2], *argv[4:], "--resume", stdin=as_bytes(LINES))
-
-    assert_refused(outcome, out, before, "--resume needs --input, which can be compared with")
-
-
 def test_output_of_another_input_is_not_continued_from_a_file(run, job):
     argv, out = job()
     out.unlink()
@@ -200,18 +191,6 @@ def test_resume_takes_what_changes_no_result(run, job, folder, tmp_path):
     assert (status, out.read_bytes()) == (0, whole)
 
 
-def test_output_without_a_record_is_not_continued(run, job, tmp_path):
-    argv, out = job()
-    before = out.read_bytes()
-    (tmp_path / "out.job.json").unlink()
-
-    outcome = run(*argv, "--resume")
-
-    assert_refused(
-        outcome, out, before, "must have its record 'out.job.json' next to it", "Delete the output"
-    )
-
-
 def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tmp_path):
     argv, out = job()
     out.write_bytes(b"")
@@ -219,25 +198,6 @@ def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tm
     assert run(*argv, "--num_beams", 1, "--resume")[0] == 0
     assert out.read_bytes() == run(*argv[:4], *argv[6:], "--num_beams", 1)[1]
     assert not (tmp_path / "out.job.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "options"), [('{"mine": 1}', []), ("text", ["--resume"]), ("[" * 100_000, [])]
-)
-def test_file_in_the_place_of_the_record_is_not_overwritten(
-    run, folder, tmp_path, content, options
-):
-    record = tmp_path / "out.job.json"
-    record.write_text(content)
-
-    source = tmp_path / "in"
-    source.write_text("ja\n")
-    argv = ["--model", folder, "--input", source, "--output", tmp_path / "out"]
-    status, _, err = run(*argv, *options)
-
-    assert (status, record.read_text()) == (2, content)
-    assert f"'{record}' must be the record of an interrupted translation" in err
-    assert err.count("\n") == 1
 
 
 def test_output_is_on_disk_before_its_record_is_deleted(run, job, monkeypatch):

@@ -85,46 +85,6 @@ def test_empty_file_gives_an_empty_file(run, tmp_path):
     assert (tmp_path / "out").read_bytes() == b""
 
 
-def test_output_that_holds_text_is_not_overwritten(run, tmp_path):
-    out = write(tmp_path / "out", ["costly"])
-
-    status, _, err = run("--output", out, stdin=b"ja\n")
-
-    assert status == 2
-    assert "already holds 7 bytes. Pass --resume" in err
-    assert out.read_bytes() == b"costly\n"
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--resume"], "--resume needs the --output to continue"),
-        (
-            ["--input", "in", "text"],
-            "--input and text in the arguments exclude .*, got the text 'text'",
-        ),
-        (["--prefix", "a", "--prefix_file", "b"], "--prefix and --prefix_file exclude each other"),
-        (["--n_best", "9", "ja"], "at most `num_beams`, got 9 and 1"),
-    ],
-)
-def test_mistake_is_told_alone(run, argv, message):
-    status, out, err = run(*argv)
-
-    assert (status, out) == (2, b"")
-    assert err.startswith("vanilla-transformer: ")
-    assert pytest.raises(AssertionError, match=message).matches(AssertionError(err)), err
-
-
-def test_bad_byte_of_a_file_is_told_before_anything_is_written(run, tmp_path):
-    (tmp_path / "in").write_bytes(as_bytes(LINES) + b"a\xff\n")
-
-    status, _, err = run("--input", tmp_path / "in", "--output", tmp_path / "out")
-
-    assert status == 2
-    assert "got byte 0xFF at byte 2 of line 8" in err
-    assert not (tmp_path / "out").exists()
-
-
 def test_blank_ends_stay_and_change_nothing(run):
     ends = ["", " ", "    ", "\t", "\r", "\xa0", "\u3000", "\u200b", "\ufeff", " \u200d\u2060"]
     rng = random.Random(1)
