@@ -8,19 +8,31 @@ import gzip
 import json
 import os
 import pickle
+import resource
+import shutil
+import signal
+import socket
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from .conftest import bound, limited
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.saved_folder import describe_model_files, write_run
+
+from ..conftest import save_small_model
 
 pytestmark = pytest.mark.slow
+
+MOST_SECONDS = 20
+MOST_BYTES = 2 * 2**30
 
 Make = Callable[[Path], Any]
 
@@ -67,7 +79,9 @@ def special(file: str, kind: str) -> Make:
         if kind == "pipe":
             os.mkfifo(path)
         elif kind == "socket":
-            bound(path)
+            # The paths of sockets are short.
+            with chdir(path.parent), socket.socket(socket.AF_UNIX) as one:
+                one.bind(path.name)
         else:
             path.symlink_to(f"/dev/{kind}")
 
@@ -210,8 +224,10 @@ def cases() -> Iterator[Case]:
             make = setting("generation_config.json", **{name: value})
             yield Case(f"{name} {kind}", make, TRANSLATE)
     for file in OBJECTS:
-        for kind, text in JSON.items():
-            yield Case(f"{file} {kind}", content(f"M/{file}", text), TRANSLATE)
+        # All but the tokenizer's are read by one function.
+        kinds = JSON if file in ("config.json", "tokenizer.json") else ("brackets", "not UTF-8")
+        for kind in kinds:
+            yield Case(f"{file} {kind}", content(f"M/{file}", JSON[kind]), TRANSLATE)
     for file in (*OBJECTS, "model.safetensors", "target_tokenizer/tokenizer.json"):
         for kind in ("pipe", "zero"):
             yield Case(f"{file} {kind}", special(f"M/{file}", kind), TRANSLATE)
@@ -256,6 +272,47 @@ def cases() -> Iterator[Case]:
             yield Case(f"{end} {kind}", special(f"c.{end}", kind), f"{EVALUATE} c.{end}")
     yield Case("corpus bomb, test", bomb, f"{EVALUATE} a b")
     yield Case("corpus bomb, train", bomb, f"{TRAIN} a b")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with a record of its files."""
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["ein wort und noch eins"], vocab_size=40, kind="char"
+    )
+    folder = tmp_path_factory.mktemp("hostile")
+    save_small_model(folder, tokenizer)
+    write_run(folder, {"files": describe_model_files(folder)})
+    return folder
+
+
+@pytest.fixture
+def place(model: Path, tmp_path: Path) -> Path:
+    """An empty folder with a copy of the model, `M`, and a corpus, `a` and `b`."""
+    shutil.copytree(model, tmp_path / "M")
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("ein wort\n" * 30)
+    return tmp_path
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Ends what takes long, and refuses memory to what takes much."""
+
+    def end(*_: int | FrameType | None) -> None:
+        raise TimeoutError(f"took more than {MOST_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    signal.alarm(MOST_SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, limits[1]))
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 CASES = list(cases())
