@@ -72,54 +72,48 @@ def test_process_group_ends_with_the_command():
     assert not distributed.is_initialized()
 
 
+def passed_on() -> ValueError:
+    """An error as a loader of torch passes it on from its process."""
+    try:
+        raise ValueError("Line 1 must have a target.\nValueError: it has none.")
+    except ValueError:
+        wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(ValueError, match="in DataLoader worker") as caught:
+        wrapper.reraise()
+    return caught.value
+
+
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "told"),
     [
         (
             RuntimeError("[/x/gloo/transport/tcp/pair.cc:55] Closed by peer [127.0.0.1]:1. Look."),
-            "Closed by peer [127.0.0.1]:1",
+            "lost another process: Closed by peer [127.0.0.1]:1. It has ended, or did not answer "
+            "for --ddp_timeout seconds",
         ),
-        (distributed.DistBackendError("NCCL error in: x.cpp\nmore"), "NCCL error in: x.cpp"),
-        (distributed.DistNetworkError("The client socket has timed out"), "The client socket has"),
+        (
+            distributed.DistBackendError("NCCL error in: x.cpp\nmore"),
+            "lost another process: NCCL error in: x.cpp",
+        ),
+        (
+            distributed.DistNetworkError("The client socket has timed out"),
+            "lost another process: The client socket has timed out",
+        ),
+        (passed_on(), "Line 1 must have a target.\nValueError: it has none.\n"),
+        (
+            ImportError("It needs a package.\n\n  pip install x"),
+            "It needs a package. pip install x\n",
+        ),
     ],
 )
-def test_lost_process_is_reported_in_one_line(capsys, error, reason):
-    def lose(argv):
+def test_error_is_reported_without_what_surrounds_it(capsys, error, told):
+    def command(argv):
         raise error
 
     with pytest.raises(SystemExit, match="2"):
-        commands.run(lose, [])
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"vanilla-transformer: lost another process: {reason}")
-    assert "--ddp_timeout" in line
-
-
-def test_error_of_the_process_that_reads_is_reported_without_its_traceback(capsys):
-    def command(argv):
-        try:
-            raise ValueError("Line 1 must have a target.\nValueError: it has none.")
-        except ValueError:
-            # As a loader of torch passes it on.
-            ExceptionWrapper(where="in DataLoader worker process 0").reraise()
-
-    with pytest.raises(SystemExit, match="2"):
         commands.run(command, [])
 
-    told = "vanilla-transformer: Line 1 must have a target.\nValueError: it has none.\n"
-    assert capsys.readouterr().err == told
-
-
-def test_missing_package_is_reported_in_one_line(capsys):
-    def command(argv):
-        raise ImportError("It needs a package.\n\n  pip install package")
-
-    with pytest.raises(SystemExit) as end:
-        commands.run(command, [])
-
-    assert end.value.code == 2
-    told = "vanilla-transformer: It needs a package. pip install package\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err.startswith(f"vanilla-transformer: {told}")
 
 
 def test_interrupt_after_the_work_changes_nothing():
@@ -188,3 +182,26 @@ def test_translations_are_utf_8_in_any_terminal(monkeypatch):
         write("\u4e2d\n".encode())
 
     assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"
+
+
+def test_env_prints_versions_threads_and_caches(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("VANILLA_TRANSFORMER_CACHE", raising=False)
+
+    main(["env"])
+
+    lines = capsys.readouterr().out.splitlines()
+    facts = dict(line.split("  ", 1) for line in lines)
+    assert facts["vanilla-transformer"].strip()[0].isdigit()
+    assert facts["OMP_NUM_THREADS"].strip() == "3"
+    assert facts["conversions"].strip() == "~/.cache/vanilla_transformer"
+
+
+def test_env_says_that_nothing_is_kept(monkeypatch, capsys):
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+
+    main(["env"])
+
+    assert capsys.readouterr().out.count("nothing is kept") == 2

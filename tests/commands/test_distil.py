@@ -176,19 +176,9 @@ def test_pairs_may_have_any_form_that_training_reads(
     assert outcome.status == 0, outcome.err
     (settings,) = no_training
     assert settings.train == [f"out/teacher/{name}" for name in PAIRS]
+    # Those of the validation pairs.
+    assert (settings.source_column, settings.target_column) == ("one.de", "other")
     assert [source for source, _ in pairs_of(tmp_path / "out")] == ["zwei drei"]
-
-
-def test_validation_pairs_have_the_columns_of_the_training_pairs(distil, write, tmp_path):
-    rows = (f'{{"de": "{de}", "en": "{en}"}}' for de, en in zip(SOURCES, REFERENCES, strict=True))
-    both = write("both.jsonl", *rows)
-    options = ["--source_column", "de", "--target_column", "en", "--metrics", "chrf"]
-    options += ["--eval_strategy", "steps", "--eval_steps", 1]
-
-    outcome = distil("--train", both, "--validation", both, *options)
-
-    assert outcome.status == 0, outcome.err
-    assert "eval_loss" in (tmp_path / "out" / "log.jsonl").read_text("utf-8")
 
 
 # Another value of each option of the teacher.

@@ -31,7 +31,7 @@ from vanilla_transformer_tools.settings import (
 from vanilla_transformer_tools.sharing import model_card
 from vanilla_transformer_tools.sharing import push as pushing
 from vanilla_transformer_tools.text import parallel_text, training_data
-from vanilla_transformer_tools.training import corpus_stats, plan
+from vanilla_transformer_tools.training import plan
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
@@ -117,64 +117,15 @@ def test_train_passes_each_option_on(watch):
     assert [name for name, value in values.items() if value == getattr(default, name)] == []
 
 
-@pytest.fixture
-def train_for_minutes(watch, tmp_path, monkeypatch):
-    """Plans `train --minutes 5`; gives settings, arguments and decisions."""
-    calls = watch(training, "build", ArrivedError)
-    speed = corpus_stats.Speed(10_000.0)
-    monkeypatch.setattr(corpus_stats, "training_speed", lambda arguments: speed)
-    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
-    for path in pairs:
-        Path(path).write_text("ein Hund schläft\n", encoding="utf-8")
+def test_options_that_are_given_are_known_by_name_in_every_spelling(watch, write):
+    calls = watch(training, "train")
+    recipe = write("mine.yaml", "vocab_size: 300")
 
-    def run(*options: str, recipe: str = "") -> tuple[TrainSettings, Any, list[Any]]:
-        file = tmp_path / "mine.yaml"
-        file.write_text(recipe, encoding="utf-8")
-        first = [str(file)] if recipe else []
-        output = ["--output_dir", str(tmp_path / "out"), "--use_cpu"]
-        with pytest.raises(ArrivedError):
-            main(["train", *first, "--train", *pairs, "--minutes", "5", *output, *options])
-        (made, *_), _ = calls[-1]
-        return made.settings, made.arguments, made.decisions
-
-    return run
-
-
-def test_minutes_choose_what_neither_recipe_nor_command_line_gives(train_for_minutes):
-    settings, arguments, decisions = train_for_minutes(
-        "--warmup-steps=7", "--max-length", "99", recipe="vocab_size: 300\n"
+    main(
+        ["train", recipe, "--train", "a", "b", "--use_cpu", "--warmup-steps=7", "--max-length", "9"]
     )
 
-    assert (settings.vocab_size, settings.max_length, arguments.warmup_steps) == (300, 99, 7)
-    assert (settings.r_drop, arguments.learning_rate) == (2.0, 0.008)
-    assert arguments.lr_scheduler_type == "constant_with_warmup"
-    options = {decision.option for decision in decisions}
-    assert {"learning_rate", "r_drop"} <= options
-    assert options.isdisjoint({"vocab_size", "max_length", "warmup_steps"})
-
-
-@pytest.mark.parametrize(
-    ("words", "steps"),
-    [
-        ([], None),
-        (["--logging_steps", "200"], None),
-        (["--eval_steps", "300"], (300, 300)),
-        (["--save-steps", "300"], (300, 300)),
-        (["--eval_steps", "100", "--save_steps", "300"], (100, 300)),
-    ],
-)
-def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
-    words, steps, train_for_minutes, tmp_path
-):
-    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
-
-    _, arguments, decisions = train_for_minutes("--validation", *pairs, *words)
-
-    chosen = {decision.option: decision.value for decision in decisions}
-    assert ("eval_steps" in chosen) == (steps is None)
-    expected = steps or (chosen["eval_steps"], chosen["eval_steps"])
-    assert (arguments.eval_steps, arguments.save_steps) == expected
-    assert arguments.eval_strategy == arguments.save_strategy == "steps"
+    assert calls[0][1]["given"] == {"vocab_size", "train", "use_cpu", "warmup_steps", "max_length"}
 
 
 def test_train_takes_learning_rate_and_warm_up_of_the_preset(watch):
@@ -464,3 +415,49 @@ def test_each_option_has_its_test(settings):
     own = {field.name for field in fields(settings)}
 
     assert own - OF_THE_SEARCH == {*TESTED[settings].split()}
+
+
+# Values that belong together, and paths that are completed
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "d_model", "ffn_dim", "heads", "dropout"),
+    [
+        # Table 3 of the paper.
+        ("base", 6, 512, 2048, 8, 0.1),
+        ("big", 6, 1024, 4096, 16, 0.3),
+    ],
+)
+def test_presets_of_the_paper_have_its_sizes_and_schedule(
+    name, layers, d_model, ffn_dim, heads, dropout
+):
+    preset = PRESETS[name]
+
+    sizes = {"layers": layers, "ffn_dim": ffn_dim, "attention_heads": heads}
+    assert preset.config() == {
+        "d_model": d_model,
+        "dropout": dropout,
+        **{
+            f"{side}_{size}": value
+            for side in ("encoder", "decoder")
+            for size, value in sizes.items()
+        },
+    }
+    # The peak of equation (3).
+    assert preset.learning_rate == pytest.approx((d_model * preset.warmup_steps) ** -0.5, rel=0.02)
+
+
+def test_longest_translation_is_that_of_the_paper():
+    # Section 6.1: 50 tokens more than the source.
+    assert SearchSettings().max_extra_tokens == 50
+
+
+def test_data_is_the_folder_of_training_and_validation_files():
+    settings = TrainSettings(
+        data="corpus", train=["a.de", "/b/a.en"], validation=["v.de", "../v.en"]
+    )
+
+    # A copy has them as they are.
+    for same in (settings, replace(settings, tokenizer="x")):
+        assert same.train == ["corpus/a.de", "/b/a.en"]
+        assert same.validation == ["corpus/v.de", "corpus/../v.en"]
