@@ -116,18 +116,22 @@ def test_error_is_reported_without_what_surrounds_it(capsys, error, told):
     assert capsys.readouterr().err.startswith(f"vanilla-transformer: {told}")
 
 
-def test_interrupt_after_the_work_changes_nothing():
+def test_neither_an_interrupt_nor_a_full_disk_is_told_after_the_work():
     code = """if True:
         import atexit, os, signal
         # What is registered first runs last.
         atexit.register(os.kill, os.getpid(), signal.SIGINT)
         from vanilla_transformer_tools.commands.command import run
-        run(lambda argv: print("done"), [])
+        run(lambda argv: print("line"), [])
     """
 
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
+        )
 
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"done\n", b"")
+    assert ended.returncode == 2
+    assert ended.stderr == b"vanilla-transformer: [Errno 28] No space left on device\n"
 
 
 def test_threads_are_chosen_once_before_a_model_translates(run, folder, monkeypatch):

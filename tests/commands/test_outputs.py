@@ -3,7 +3,6 @@
 import io
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -97,21 +96,6 @@ def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, write, 
     assert lines[0].startswith("vanilla-transformer: ")
     assert "No space left on device" in lines[0]
     assert lines[1:] == [""]
-
-
-def test_full_standard_output_is_not_told_again_at_exit():
-    code = (
-        "from vanilla_transformer_tools.commands.command import run\n"
-        "run(lambda argv: print('line'), [])\n"
-    )
-
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
-        )
-
-    assert done.returncode == 2
-    assert done.stderr.count(b"\n") == 1
 
 
 # Lines that are done before something goes wrong

@@ -213,15 +213,6 @@ def test_text_may_come_in_every_form(server, expected, query, body, kind, texts)
     assert (answer.status, answer.content) == (200, {"translatedText": found})
 
 
-def test_requests_of_many_clients_are_not_mixed_up(server, expected):
-    lines = [f"{LINES[number % 5]} {number}" for number in range(60)]
-
-    with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(server.translate, lines))
-
-    assert [answer.content["translatedText"] for answer in answers] == expected(*lines)
-
-
 # What is refused
 
 
