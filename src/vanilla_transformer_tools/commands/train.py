@@ -121,7 +121,7 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
             f"{path} must hold options and their values, such as `preset: tiny`, got {recipe!r:.60}"
         )
     switches = {field.name for field in fields(kind) if field.type is bool}
-    options = []
+    options: list[str] = []
     for name, value in recipe.items():
         if name == "config" and isinstance(value, dict):
             value = [f"{key}={_spelling(word)}" for key, word in value.items()]
