@@ -64,6 +64,10 @@ def test_config_on_the_command_line_continues_that_of_a_recipe(write_recipe):
         ("", "must hold options and their values"),
         ("a: [b\n", "mine.yaml is not YAML"),
         ("preset:\n", "'preset' must have a value or a list of values, got ''"),
+        (
+            "train: [a, null]\n",
+            r"'train' must have a value or a list of values, got \['a', 'null'\]",
+        ),
         ("preset: {a: 1}\n", "'preset' must have a value or a list of values, got {'a': '1'}"),
     ],
 )

@@ -23,7 +23,8 @@ Settings = TypeVar("Settings", bound=TrainSettings)
 # Options with names of saved models; the last is of `distil`.
 _MODELS = ("init_from", "tokenizer", "teacher")
 _RECIPES = (".yaml", ".yml")
-# Words of YAML, in the spelling that JSON and Trainer read too.
+# Words of YAML for no value; and for truth, in the spelling that JSON and Trainer read too.
+_MISSING = ("", "~", "null")
 _BOOLEANS = {"true": "true", "on": "true", "false": "false", "off": "false"}
 
 _EXAMPLE = """Every field of Transformers' Seq2SeqTrainingArguments is an option too:
@@ -126,7 +127,7 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
         if name == "config" and isinstance(value, dict):
             value = [f"{key}={_spelling(word)}" for key, word in value.items()]
         words = value if isinstance(value, list) else [value]
-        if not words or not all(word and isinstance(word, str) for word in words):
+        if not words or any(not isinstance(word, str) or word in _MISSING for word in words):
             raise ValueError(
                 f"{path}: {name!r} must have a value or a list of values, got {value!r:.60}"
             )
