@@ -163,46 +163,14 @@ def test_interrupt_is_not_taken_for_an_error(run, model, monkeypatch):
     assert run("translate", "--model", model, "", "ja")[:2] == (130, "")
 
 
-# What is read
-
-
-@pytest.fixture
-def type_lines(monkeypatch):
-    """Sets what is typed."""
-
-    def type_lines(*lines):
-        typed = iter(lines)
-
-        def read_line(_):
-            for line in typed:
-                return line
-            raise EOFError
-
-        monkeypatch.setattr(sys, "stdin", Terminal())
-        monkeypatch.setattr("builtins.input", read_line)
-
-    return type_lines
-
-
-def test_typed_lines_are_named_by_their_number(model, type_lines, caplog):
-    type_lines("ja", "quer durch den wald", "x", "zyxwvutsrq")
-
-    main(["translate", "--model", str(model), "--max_source_length", "8"])
-
-    cut = [message.split(" is ")[0] for message in caplog.messages if "Line" in message]
-    assert cut == ["Line 2", "Line 4"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "got"), [(["ja"], "more than 1"), (["ja", "x", "nein"], "only 2")]
-)
-def test_typed_lines_need_as_many_prefixes(model, type_lines, tmp_path, capsys, lines, got):
-    (tmp_path / "prefixes").write_text("a\nb\n")
-    type_lines(*lines)
+def test_typed_lines_need_as_many_prefixes(model, write, monkeypatch, capsys):
+    typed = iter(["ja", "x", "nein"])
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("builtins.input", lambda _: next(typed))
 
     with pytest.raises(SystemExit):
-        main(["translate", "--model", str(model), "--prefix_file", str(tmp_path / "prefixes")])
+        main(["translate", "--model", str(model), "--prefix_file", write("prefixes", "a", "b")])
 
     printed = capsys.readouterr()
-    assert f"must be as many prefixes as lines, got {got}." in printed.err
-    assert len(printed.out.splitlines()) == min(2, len(lines))
+    assert "must be as many prefixes as lines, got only 2." in printed.err
+    assert len(printed.out.splitlines()) == 2

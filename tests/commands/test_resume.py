@@ -127,20 +127,6 @@ def test_resume_refuses_another_number_of_models(run, job, folder):
     assert_refused(outcome, out, before, "--model 2 instead of 1")
 
 
-def test_resume_continues_an_output_in_the_folder_of_its_model(run, folder, tmp_path):
-    model, name = shutil.copytree(folder, tmp_path / "model"), "x.json"
-    (tmp_path / "in").write_bytes(as_bytes(LINES))
-    argv = ["--model", model, "--output", model / name, "--input", tmp_path / "in"]
-    argv += ["--max_extra_tokens", 5]
-    whole = run(*argv[:2], *argv[4:])[1]
-    with interrupted_after(3):
-        run(*argv)
-
-    status, _, err = run(*argv, "--resume")
-
-    assert (status, (model / name).read_bytes()) == (0, whole), err
-
-
 def test_resume_refuses_another_version(run, job, monkeypatch):
     argv, out = job()
     before = out.read_bytes()
@@ -166,16 +152,6 @@ def test_resume_refuses_other_text(run, job, tmp_path, name, lines):
 
     option = "--input" if name == "in" else "--prefix_file"
     assert_refused(run(*argv, "--resume"), out, before, f"{option} SHA-256 ", " instead of SHA-")
-
-
-def test_output_of_another_input_is_not_continued_from_a_file(run, job):
-    argv, out = job()
-    out.unlink()
-    with interrupted_after(3):
-        run(*argv[:2], *argv[4:], stdin=as_bytes(LINES))
-    before = out.read_bytes()
-
-    assert_refused(run(*argv, "--resume"), out, before, " instead of None")
 
 
 def test_resume_takes_what_changes_no_result(run, job, folder, tmp_path):

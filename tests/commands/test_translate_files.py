@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import sys
 from functools import partial
@@ -56,19 +57,6 @@ def test_translations_go_into_a_pipe(run, tmp_path):
     os.close(writing)
     with open(reading, "rb") as pipe:
         assert pipe.read() == run("--input", source)[1]
-
-
-def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
-    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
-    (tmp_path / "in").write_bytes(marked)
-    plain = as_bytes(["ja", "\ufeffja"])
-
-    expected = run(stdin=plain)[1]
-
-    assert run(stdin=marked)[1] == expected
-    assert run("--input", tmp_path / "in")[1] == expected
-    first, second = expected.splitlines()
-    assert first != second
 
 
 def test_standard_input_that_is_no_text_is_refused(run):
@@ -185,17 +173,13 @@ def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, mo
     assert (tmp_path / "out.job.json").exists()
 
 
-@pytest.mark.parametrize("option", [None, "--input"])
-def test_line_without_end_is_refused(run, tmp_path, monkeypatch, option):
+def test_line_without_end_is_refused(run, monkeypatch):
     monkeypatch.setattr(files, "LONGEST_LINE", 2**17)
-    text = b"ja\n" + b"a" * 2**20
-    (tmp_path / "in").write_bytes(text)
 
-    status, _, err = run("--input", tmp_path / "in") if option else run(stdin=text)
+    status, _, err = run(stdin=b"ja\n" + b"a" * 2**20)
 
     assert status == 2
-    assert "must have at most 131,072 bytes, got more" in err
-    assert "Line 2 of" in err
+    assert re.search("Line 2 of .* must have at most 131,072 bytes, got more", err)
 
 
 # Going on
