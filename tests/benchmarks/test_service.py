@@ -12,8 +12,8 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.service.app import Service as AppService
-from vanilla_transformer_tools.service.requests import Limits
 from vanilla_transformer_tools.service.translators import ServedLanguages, Translators
+from vanilla_transformer_tools.settings import ServeSettings
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model
@@ -63,8 +63,7 @@ def expected_and_service(tmp_path_factory):
     translator = Translator.from_pretrained(str(folder), num_beams=1, max_extra_tokens=2)
     languages = ServedLanguages(("xx",), ("yy",))
     translators = Translators(translator, languages)
-    limits = Limits(max_characters=10_000, max_texts=100, max_requests=32)
-    app = AppService(translators, limits, max_delay=0.001, max_waiting_characters=100_000)
+    app = AppService(translators, ServeSettings(max_texts=100, max_requests=32, max_delay=1))
     found = [one.text for one in translator.translate(LINES)]
     assert len(set(found)) == len(LINES)
     with running(app) as running_service:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, GenerationConfig
 
 from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
@@ -17,7 +16,6 @@ from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
 
 from ..conftest import save_small_model
-from ..support.training_runs import training_options
 from .conftest import Outcome
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
@@ -25,9 +23,9 @@ COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with number words: 300 pairs to train on, 10 to choose on, 25 to test on."""
+    """Folder with number words: 300 pairs to train on, 25 to test on."""
     folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder, train=300, validation=10, test=25)
+    write_corpus(folder, train=300, validation=1, test=25)
     return folder
 
 
@@ -35,13 +33,9 @@ def pair(corpus: Path, split: str) -> list[Path]:
     return [corpus / f"{split}.{language}" for language in ("de", "en")]
 
 
-@pytest.fixture(scope="module")
-def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that translates number words half right, trained by the command."""
-    folder = tmp_path_factory.mktemp("model")
-    argv = ["train", *training_options(corpus), "--num_train_epochs", "3", "--save_strategy", "no"]
-    argv += ["--output_dir", folder]
-    main([str(argument) for argument in argv])
+@pytest.fixture
+def model(folder: Path) -> Path:
+    """A model that writes nonsense."""
     return folder
 
 
@@ -98,27 +92,12 @@ def test_console_script_runs_the_command():
     assert done.stderr.startswith("vanilla-transformer: --model needs the folder")
 
 
-def test_reached_limit_is_reported_and_the_output_stays_clean(run, copied_model):
-    config = GenerationConfig.from_pretrained(copied_model)
-    # Without `</s>` no translation ends.
-    config.suppress_tokens = [2]
-    config.save_pretrained(copied_model)
-
-    outcome = run("translate", "--model", copied_model, stdin=b"drei\n\nvier\n")
-
-    assert outcome.status == 0
-    assert outcome.out.count("\n") == 3
-    assert outcome.err.startswith("2 translations were cut off")
-    assert "--max_extra_tokens" in outcome.err
-
-
 # Evaluating
 
 
 def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_model, corpus):
-    outcome = run(
-        "evaluate", "--model", copied_model, "--test", *pair(corpus, "test"), "--name", "numbers"
-    )
+    options = ["--num_beams", 4, "--length_penalty", 0.6, "--name", "numbers"]
+    outcome = run("evaluate", "--model", copied_model, "--test", *pair(corpus, "test"), *options)
 
     scores = json.loads((copied_model / "results.json").read_text())["numbers"]
     assert scores["lines"] == 25
@@ -132,21 +111,6 @@ def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_mo
         assert f"{title} {value} ({signature})\n" in outcome.out
         assert f"| {value} |" in card
         assert f"- {title} `{signature}`" in card
-
-
-def test_evaluate_computes_the_scores_that_are_asked_for(run, copied_model, corpus):
-    argv = ["--model", copied_model, "--test", *pair(corpus, "test"), "--bootstrap", "0"]
-
-    outcome = run("evaluate", *argv, "--metrics", "per", "codexglue_bleu")
-
-    scores = json.loads((copied_model / "results.json").read_text())["test"]
-    assert scores.keys() - {"lines", "search", "engine", "scorings"} == {
-        *("per", "per_signature", "codexglue_bleu", "codexglue_bleu_signature")
-    }
-    assert outcome.out.startswith(f"PER {scores['per']:.2f} ({scores['per_signature']})\nCodeXGLUE")
-    card = (copied_model / "README.md").read_text(encoding="utf-8")
-    assert "\n| lines | PER | CodeXGLUE BLEU | search |\n" in card
-    assert f"\n| 25 | {scores['per']:.2f} | {scores['codexglue_bleu']:.2f} | beam 4, " in card
 
 
 def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corpus):
@@ -188,19 +152,6 @@ def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
     return files
 
 
-def test_evaluate_cuts_what_the_other_model_cannot_read(run, corpus, copied_model, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(copied_model)
-    positions = {"position_embedding_type": "learned", "max_position_embeddings": 6}
-    other = save_small_model(tmp_path / "other", tokenizer, **positions)
-    options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
-    options += ["--bootstrap", 40]
-
-    outcome = run("evaluate", "--model", copied_model, "--against", other, *options)
-
-    assert outcome.status == 0, outcome.err
-    assert "difference" in outcome.out
-
-
 def test_evaluate_compares_two_files(run, corpus, translations):
     right, nearly = translations
     argv = ["--hypotheses", right, "--against", nearly, "--test", *pair(corpus, "test")]
@@ -215,9 +166,10 @@ def test_evaluate_compares_two_files(run, corpus, translations):
 
 
 def test_evaluate_compares_models_as_it_would_score_them_alone(
-    run, copied_model, corpus, folder, translations, tmp_path
+    run, copied_model, corpus, tokenizer, translations, tmp_path
 ):
-    other, (right, _) = shutil.copytree(folder, tmp_path / "other"), translations
+    other = save_small_model(tmp_path / "other", tokenizer, decoder_layers=2)
+    right, _ = translations
     options = ["--test", *pair(corpus, "test"), "--metrics", "chrf", "--num_beams", 1]
     options += ["--bootstrap", 40]
     scores = {right: 100.0}
@@ -236,128 +188,6 @@ def test_evaluate_compares_models_as_it_would_score_them_alone(
 
 
 # Mistakes
-
-
-def assert_refused(outcome: Outcome, pattern: str) -> None:
-    """The message stands alone: no traceback, no usage, nothing on standard output."""
-    assert outcome.status == 2
-    assert outcome.out == ""
-    assert re.match(f"vanilla-transformer: .*{pattern}", outcome.err), outcome.err
-    assert "Traceback" not in outcome.err
-    assert "usage:" not in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("argv", "pattern"),
-    [
-        (["trian"], "unknown command 'trian'; choose from: train, translate, evaluate"),
-        (["translate", "drei"], "--model needs the folder"),
-        (["translate", "--model", "a", "--beams=3"], "option --beams; did you mean --num_beams"),
-        (["translate", "--model", "/no/such"], "--model: there is no folder '/no/such'"),
-        (["evaluate", "--test", "a", "--hypotheses", "b"], "--hypotheses: there is no file 'b'"),
-        (["evaluate", "--test", "a", "--hypotheses", "b", "--model", "c"], "leave out --model"),
-        (
-            ["evaluate", "--test", "a", "--model", "b", "--against", "/no/such"],
-            "--against: there is no file or folder '/no/such'",
-        ),
-        (
-            ["evaluate", "--test", "a", "--model", "b", "--against", "c", "--bootstrap", "0"],
-            "--against needs the resamples of --bootstrap, got 0",
-        ),
-    ],
-)
-def test_mistake_in_the_arguments_is_told_alone(run, argv, pattern):
-    assert_refused(run(*argv), pattern)
-
-
-@pytest.mark.parametrize(
-    ("options", "pattern"),
-    [
-        (["--epochs", "3"], "unknown option --epochs; did you mean --num_train_epochs"),
-        (["--config", "d_modle=64"], "no field 'd_modle'. Did you mean d_model"),
-        (
-            ["--bleu_tokenize", "xx"],
-            r"--bleu_tokenize: .*got 'xx'\. Choose from: auto, none, .*13a, .*char",
-        ),
-        (["--max_tokens_per_batch", "9"], "must hold the longest pair, got 9"),
-        (["--init_from", "/no/such"], "--init_from: there is no folder '/no/such'"),
-    ],
-)
-def test_train_tells_a_mistake_alone_and_writes_nothing(run, corpus, tmp_path, options, pattern):
-    folder = tmp_path / "run"
-    files = ["--train", *pair(corpus, "train"), "--output_dir", folder]
-
-    assert_refused(run("train", *files, *options), pattern)
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "pattern"),
-    [
-        (b"one\n", "same number of lines, got 300 in .* and 1 in"),
-        (b"one\ntwo \xe9\n", "bad.en' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
-    ],
-)
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_bad_file_is_told_alone_and_nothing_is_written(
-    run, model, corpus, tmp_path, command, content, pattern
-):
-    bad, folder = tmp_path / "bad.en", tmp_path / "run"
-    if content is not None:
-        bad.write_bytes(content)
-    argv = {
-        "train": ["--output_dir", folder, "--train"],
-        "evaluate": ["--model", model, "--output", folder, "--test"],
-    }[command]
-
-    assert_refused(run(command, *argv, corpus / "train.de", bad), pattern)
-    assert not folder.exists()
-    assert not (model / "results.json").exists()
-
-
-@pytest.mark.parametrize("side", ["--hypotheses", "--against"])
-def test_evaluate_refuses_a_file_that_cannot_be_of_the_test_set(
-    run, corpus, translations, tmp_path, side
-):
-    right, _ = translations
-    (tmp_path / "short.en").write_text("x\n" * 24)
-    files = {"--hypotheses": right, side: tmp_path / "short.en"}
-
-    options = [part for option in files.items() for part in option]
-    outcome = run("evaluate", "--test", *pair(corpus, "test"), *options)
-
-    assert_refused(outcome, "short.en' must hold .* each of the 25 test pairs, got 24 lines")
-
-
-@pytest.mark.parametrize("option", ["--hypotheses", "--against", "--test"])
-def test_evaluate_refuses_a_pipe(run, corpus, translations, option):
-    right, _ = translations
-    end, start = os.pipe()
-    os.close(start)
-    sources, references = pair(corpus, "test")
-    options = {"--test": [sources, references], "--hypotheses": [right], "--against": [right]}
-    options[option] = [*options[option][:-1], f"/dev/fd/{end}"]
-
-    outcome = run("evaluate", *(part for name in options for part in (name, *options[name])))
-
-    os.close(end)
-    assert_refused(outcome, f"'/dev/fd/{end}' must be a regular file, .* got a pipe")
-
-
-@pytest.mark.parametrize(
-    ("options", "pattern"),
-    [
-        (["--bootstrap", "39"], "at least 40 resamples, .*got 39"),
-        (["--bleu_tokenize", "moses"], "got 'moses'. Choose from: auto, none, .*13a"),
-        (["--test", "no.tsv"], "no file 'no.tsv'"),
-    ],
-)
-def test_evaluate_tells_a_mistake_before_it_loads_a_model(
-    run, tmp_path, corpus, options, pattern, no_model
-):
-    outcome = run("evaluate", "--model", tmp_path, "--test", *pair(corpus, "test"), *options)
-
-    assert_refused(outcome, pattern)
 
 
 # Help

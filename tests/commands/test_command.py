@@ -10,20 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 from torch import distributed
-from torch.utils.data import DataLoader, Dataset
+from torch._utils import ExceptionWrapper
 
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
+from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.outputs import opened_output
 from vanilla_transformer_tools.files import looks_like_a_path
-from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.settings import TrainSettings, TranslateSettings
 
 
 @pytest.mark.parametrize(
     ("name", "is_path"),
     [
         ("user/model", False),
-        ("runs/de-en/checkpoint-5", True),
         ("runs/de-en", True),
         ("run/de-en", False),
         ("../model", True),
@@ -72,75 +72,66 @@ def test_process_group_ends_with_the_command():
     assert not distributed.is_initialized()
 
 
+def passed_on() -> ValueError:
+    """An error as a loader of torch passes it on from its process."""
+    try:
+        raise ValueError("Line 1 must have a target.\nValueError: it has none.")
+    except ValueError:
+        wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(ValueError, match="in DataLoader worker") as caught:
+        wrapper.reraise()
+    return caught.value
+
+
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "told"),
     [
         (
             RuntimeError("[/x/gloo/transport/tcp/pair.cc:55] Closed by peer [127.0.0.1]:1. Look."),
-            "Closed by peer [127.0.0.1]:1",
+            "lost another process: Closed by peer [127.0.0.1]:1. It has ended, or did not answer "
+            "for --ddp_timeout seconds",
         ),
-        (distributed.DistBackendError("NCCL error in: x.cpp\nmore"), "NCCL error in: x.cpp"),
-        (distributed.DistNetworkError("The client socket has timed out"), "The client socket has"),
+        (
+            distributed.DistBackendError("NCCL error in: x.cpp\nmore"),
+            "lost another process: NCCL error in: x.cpp",
+        ),
+        (
+            distributed.DistNetworkError("The client socket has timed out"),
+            "lost another process: The client socket has timed out",
+        ),
+        (passed_on(), "Line 1 must have a target.\nValueError: it has none.\n"),
+        (
+            ImportError("It needs a package.\n\n  pip install x"),
+            "It needs a package. pip install x\n",
+        ),
     ],
 )
-def test_lost_process_is_reported_in_one_line(capsys, error, reason):
-    def lose(argv):
+def test_error_is_reported_without_what_surrounds_it(capsys, error, told):
+    def command(argv):
         raise error
 
     with pytest.raises(SystemExit, match="2"):
-        commands.run(lose, [])
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"vanilla-transformer: lost another process: {reason}")
-    assert "--ddp_timeout" in line
-
-
-class Faulty(Dataset):
-    """Pairs that cannot be read."""
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        try:
-            raise KeyError(index)
-        except KeyError as error:
-            raise ValueError("Line 1 must have a target.\nValueError: it has none.") from error
-
-
-def test_error_of_the_process_that_reads_is_reported_without_its_traceback(capsys):
-    with pytest.raises(SystemExit) as end:
-        commands.run(lambda _: list(DataLoader(Faulty(), num_workers=1)), [])
-
-    assert end.value.code == 2
-    told = "vanilla-transformer: Line 1 must have a target.\nValueError: it has none.\n"
-    assert capsys.readouterr().err == told
-
-
-def test_missing_package_is_reported_in_one_line(capsys):
-    def command(argv):
-        raise ImportError("It needs a package.\n\n  pip install package")
-
-    with pytest.raises(SystemExit) as end:
         commands.run(command, [])
 
-    assert end.value.code == 2
-    told = "vanilla-transformer: It needs a package. pip install package\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err.startswith(f"vanilla-transformer: {told}")
 
 
-def test_interrupt_after_the_work_changes_nothing():
+def test_neither_an_interrupt_nor_a_full_disk_is_told_after_the_work():
     code = """if True:
         import atexit, os, signal
         # What is registered first runs last.
         atexit.register(os.kill, os.getpid(), signal.SIGINT)
         from vanilla_transformer_tools.commands.command import run
-        run(lambda argv: print("done"), [])
+        run(lambda argv: print("line"), [])
     """
 
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
+        )
 
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"done\n", b"")
+    assert ended.returncode == 2
+    assert ended.stderr == b"vanilla-transformer: [Errno 28] No space left on device\n"
 
 
 def test_threads_are_chosen_once_before_a_model_translates(run, folder, monkeypatch):
@@ -154,22 +145,13 @@ def test_threads_are_chosen_once_before_a_model_translates(run, folder, monkeypa
 
 
 def test_arguments_are_utf8_in_any_locale():
-    code = """
-import argparse, sys
-from vanilla_transformer_tools.commands.command import build_parser, parse_with_texts
-from vanilla_transformer_tools.settings import TranslateSettings
-from vanilla_transformer_tools.commands.translate import translate
-parser = build_parser(translate, TranslateSettings, "")
-parser.add_argument("text", nargs="*")
-values = parse_with_texts(parser, sys.argv[1:])
-print(ascii([values["prefix"], *values["text"]]))
-"""
-    environment = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    parser = commands.build_parser(main, TranslateSettings, "")
+    parser.add_argument("text", nargs="*")
 
-    command = [sys.executable, "-c", code, "--prefix", "ö".encode(), "ä".encode()]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, **environment})
+    # As Python decodes them where the locale is POSIX.
+    values = commands.parse_with_texts(parser, ["--prefix", "\udcc3\udcb6", "\udcc3\udca4"])
 
-    assert (done.returncode, done.stdout) == (0, b"['\\xf6', '\\xe4']\n")
+    assert (values["prefix"], values["text"]) == ("ö", ["ä"])
 
 
 def test_argument_in_another_encoding_is_refused(run):
@@ -204,3 +186,26 @@ def test_translations_are_utf_8_in_any_terminal(monkeypatch):
         write("\u4e2d\n".encode())
 
     assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"
+
+
+def test_env_prints_versions_threads_and_caches(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("VANILLA_TRANSFORMER_CACHE", raising=False)
+
+    main(["env"])
+
+    lines = capsys.readouterr().out.splitlines()
+    facts = dict(line.split("  ", 1) for line in lines)
+    assert facts["vanilla-transformer"].strip()[0].isdigit()
+    assert facts["OMP_NUM_THREADS"].strip() == "3"
+    assert facts["conversions"].strip() == "~/.cache/vanilla_transformer"
+
+
+def test_env_says_that_nothing_is_kept(monkeypatch, capsys):
+    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+
+    main(["env"])
+
+    assert capsys.readouterr().out.count("nothing is kept") == 2

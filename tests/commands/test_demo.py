@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from vanilla_transformer_tools.page.page import Page
-
 from ..support.commands import command_server
 from ..support.launching import free_port
 
@@ -63,8 +61,7 @@ def test_option_given_twice_names_two_models(run, folder, served, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signal_closes_a_real_page_with_status_0(folder, tmp_path, signum):
+def test_signal_closes_a_real_page_with_status_0(folder, tmp_path):
     port = free_port()
     with command_server() as commands:
         command = commands.start(tmp_path, "demo", "--model", folder, "--port", port)
@@ -73,7 +70,7 @@ def test_signal_closes_a_real_page_with_status_0(folder, tmp_path, signum):
             # A browser holds such a connection as long as the page is open.
             reader.sendall(b"GET /gradio_api/heartbeat/0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert reader.recv(12) == b"HTTP/1.1 200"
-            command.signal(signum)
+            command.signal(signal.SIGTERM)
 
             assert command.wait(4) == 0
 
@@ -95,32 +92,6 @@ def test_options_reach_the_page(run, folder, served, write):
     assert str(model.translator.engine.model.dtype) == "torch.bfloat16"
 
 
-@pytest.fixture
-def no_page(monkeypatch):
-    """Loading models is a mistake here."""
-
-    def load(*_, **__):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(Page, "load", load)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0: "),
-        (["--port", 65536], "--port must be from 1 to 65535, got 65536"),
-    ],
-)
-def test_wrong_address_is_told_before_a_model_is_loaded(
-    run, folder, served, no_page, options, message
-):
-    status, _, err = run("demo", "--model", folder, *options)
-
-    assert (status, served) == (2, [])
-    assert message in err
-
-
 def test_missing_gradio_is_told_with_its_cure(run, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "vanilla_transformer_tools.page.app", raising=False)
@@ -131,17 +102,3 @@ def test_missing_gradio_is_told_with_its_cure(run, folder, monkeypatch):
     assert err == (
         "vanilla-transformer: The page needs Gradio. Install it: pip install -e '.[demo]'\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--model needs the folder or the Hub name of a model"),
-        (["--model", "./none"], "--model: there is no folder './none'"),
-        (["--model", "x", "--prot", "80"], "unknown option --prot; did you mean --port?"),
-    ],
-)
-def test_mistake_in_the_arguments_is_told_alone(run, arguments, message, no_model):
-    status, _, err = run("demo", *arguments)
-
-    assert (status, err) == (2, f"vanilla-transformer: {message}\n")

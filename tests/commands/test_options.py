@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -31,7 +31,7 @@ from vanilla_transformer_tools.settings import (
 from vanilla_transformer_tools.sharing import model_card
 from vanilla_transformer_tools.sharing import push as pushing
 from vanilla_transformer_tools.text import parallel_text, training_data
-from vanilla_transformer_tools.training import corpus_stats, plan
+from vanilla_transformer_tools.training import plan
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
@@ -46,7 +46,7 @@ class ArrivedError(Exception):
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Puts something in the place of a function; the list holds arguments of its calls."""
 
-    def replace(place: Any, name: str, result: Any = None) -> list[Any]:
+    def put(place: Any, name: str, result: Any = None) -> list[Any]:
         calls = []
 
         def record(*arguments: Any, **named: Any) -> Any:
@@ -58,7 +58,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         monkeypatch.setattr(place, name, record)
         return calls
 
-    return replace
+    return put
 
 
 def another(field: dataclasses.Field) -> tuple[list[str], Any]:
@@ -94,10 +94,11 @@ def literals(kind: Any) -> tuple[str, ...]:
     return next((get_args(one) for one in get_args(kind) if get_origin(one) is Literal), ())
 
 
-def each(settings: type, *others: str) -> Any:
-    """A test for each field of the settings but those named, which have tests of their own."""
-    chosen = [field for field in fields(settings) if field.name not in others]
-    return pytest.mark.parametrize("field", chosen, ids=[field.name for field in chosen])
+def others(settings: type, *but: str) -> tuple[list[str], dict[str, Any]]:
+    """Command line with another value for each option but those named, and the values."""
+    chosen = {field.name: another(field) for field in fields(settings) if field.name not in but}
+    words = [word for option, _ in chosen.values() for word in option]
+    return words, {name: value for name, (_, value) in chosen.items()}
 
 
 # Training
@@ -106,99 +107,36 @@ def each(settings: type, *others: str) -> Any:
 def test_train_passes_each_option_on(watch):
     calls = watch(training, "train")
     # `data` is joined with the paths.
-    chosen = [field for field in fields(TrainSettings) if field.name not in ("data", "minutes")]
-    options = [another(field) for field in chosen]
+    words, values = others(TrainSettings, "data", "minutes")
 
-    words = [word for option, _ in options for word in option]
     main(["train", "--train", "a.de", "a.en", "--use_cpu", *words])
 
     ((settings, _), _) = calls[0]
+    assert {name: getattr(settings, name) for name in values} == values
     default = TrainSettings()
-    for field, (_, value) in zip(chosen, options, strict=True):
-        assert getattr(settings, field.name) == value != getattr(default, field.name), field.name
+    assert [name for name, value in values.items() if value == getattr(default, name)] == []
 
 
-@pytest.fixture
-def train_for_minutes(watch, tmp_path, monkeypatch):
-    """Plans `train --minutes 5`; gives settings, arguments and decisions."""
-    calls = watch(training, "build", ArrivedError)
-    speed = corpus_stats.Speed(10_000.0)
-    monkeypatch.setattr(corpus_stats, "training_speed", lambda arguments: speed)
-    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
-    for path in pairs:
-        Path(path).write_text("ein Hund schläft\n", encoding="utf-8")
+def test_options_that_are_given_are_known_by_name_in_every_spelling(watch, write):
+    calls = watch(training, "train")
+    recipe = write("mine.yaml", "vocab_size: 300")
 
-    def run(*options: str, recipe: str = "") -> tuple[TrainSettings, Any, list[Any]]:
-        file = tmp_path / "mine.yaml"
-        file.write_text(recipe, encoding="utf-8")
-        first = [str(file)] if recipe else []
-        output = ["--output_dir", str(tmp_path / "out"), "--use_cpu"]
-        with pytest.raises(ArrivedError):
-            main(["train", *first, "--train", *pairs, "--minutes", "5", *output, *options])
-        (made, *_), _ = calls[-1]
-        return made.settings, made.arguments, made.decisions
-
-    return run
-
-
-def test_minutes_choose_what_neither_recipe_nor_command_line_gives(train_for_minutes):
-    settings, arguments, decisions = train_for_minutes(
-        "--warmup_steps", "7", recipe="vocab_size: 300\n"
+    main(
+        ["train", recipe, "--train", "a", "b", "--use_cpu", "--warmup-steps=7", "--max-length", "9"]
     )
 
-    assert (settings.vocab_size, arguments.warmup_steps) == (300, 7)
-    assert (settings.r_drop, arguments.learning_rate) == (2.0, 0.008)
-    assert arguments.lr_scheduler_type == "constant_with_warmup"
-    options = {decision.option for decision in decisions}
-    assert {"learning_rate", "r_drop"} <= options
-    assert options.isdisjoint({"vocab_size", "warmup_steps"})
+    assert calls[0][1]["given"] == {"vocab_size", "train", "use_cpu", "warmup_steps", "max_length"}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--vocab_size", "300"], ["--vocab-size=300"], ["--warmup_steps=7"], ["--warmup-steps", "7"]],
-)
-def test_minutes_leave_given_options_alone_in_both_spellings(words, train_for_minutes):
-    settings, arguments, decisions = train_for_minutes(*words)
-
-    name = words[0][2:].partition("=")[0].replace("-", "_")
-    assert getattr(settings, name, None) == 300 or getattr(arguments, name) == 7
-    assert name not in {decision.option for decision in decisions}
-
-
-@pytest.mark.parametrize(
-    ("words", "steps"),
-    [
-        ([], None),
-        (["--logging_steps", "200"], None),
-        (["--eval_steps", "300"], (300, 300)),
-        (["--save-steps", "300"], (300, 300)),
-        (["--eval_steps", "100", "--save_steps", "300"], (100, 300)),
-    ],
-)
-def test_minutes_save_and_score_at_the_same_updates_unless_both_are_given(
-    words, steps, train_for_minutes, tmp_path
-):
-    pairs = [str(tmp_path / f"a.{language}") for language in ("de", "en")]
-
-    _, arguments, decisions = train_for_minutes("--validation", *pairs, *words)
-
-    chosen = {decision.option: decision.value for decision in decisions}
-    assert ("eval_steps" in chosen) == (steps is None)
-    expected = steps or (chosen["eval_steps"], chosen["eval_steps"])
-    assert (arguments.eval_steps, arguments.save_steps) == expected
-    assert arguments.eval_strategy == arguments.save_strategy == "steps"
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_train_takes_learning_rate_and_warm_up_of_the_preset(preset, watch):
+def test_train_takes_learning_rate_and_warm_up_of_the_preset(watch):
     calls = watch(training, "train")
 
-    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--preset", preset])
+    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--preset", "small"])
 
     ((_, arguments), _) = calls[0]
-    assert arguments.learning_rate == PRESETS[preset].learning_rate
-    assert arguments.warmup_steps == PRESETS[preset].warmup_steps
+    small = PRESETS["small"]
+    assert arguments.learning_rate == small.learning_rate
+    assert arguments.warmup_steps == small.warmup_steps
 
 
 # Read from `run.json`: the card's test sees them there.
@@ -286,31 +224,23 @@ OF_THE_SEARCH = {field.name for field in fields(SearchSettings)}
 LOADERS = {"translate": SearchSettings, "evaluate": SearchSettings, "attention": AttentionSettings}
 
 
-@pytest.mark.parametrize(
-    ("command", "field"),
-    [
-        (command, field)
-        for command, settings in LOADERS.items()
-        for field in fields(settings)
-        if field.name in OF_THE_SEARCH
-    ],
-    ids=lambda part: getattr(part, "name", part),
-)
-def test_search_gets_each_option(command, field, watch, tmp_path):
+@pytest.mark.parametrize("command", LOADERS)
+def test_search_gets_each_option(command, watch, tmp_path):
     calls = watch(Translator, "from_pretrained", ArrivedError)
     watch(parallel_text, "load_pairs", {"source": ["a"], "target": ["b"]})
-    model = str(tmp_path)
+    settings, model = LOADERS[command], str(tmp_path)
+    names = {field.name for field in fields(settings)}
+    words, values = others(settings, "model", *(names - OF_THE_SEARCH))
+    # An ensemble, of which there are no attention maps.
+    models = [model] if command == "attention" else [model, model]
     rest = ["--test", "a.de", "a.en"] if command == "evaluate" else ["text"]
-    option, value = another(field)
-    if field.name == "model":
-        # An ensemble, of which there are no attention maps.
-        option, value = ([], model) if command == "attention" else (["--model", model], [model] * 2)
 
     with pytest.raises(ArrivedError):
-        main([command, "--model", model, *option, *rest])
+        main([command, *(word for name in models for word in ("--model", name)), *words, *rest])
 
-    ((models,), named) = calls[0]
-    assert ({"model": models} | named)[field.name] == value
+    ((loaded,), named) = calls[0]
+    assert loaded == (model if command == "attention" else models)
+    assert {name: named[name] for name in values} == values
 
 
 # Evaluating
@@ -320,7 +250,7 @@ class EchoTranslator:
     """Gives each line back."""
 
     search = "greedy"
-    engine = SimpleNamespace(name="")
+    engine = SimpleNamespace(name="CTranslate2 4")
     replace_unknown = False
 
     def translate(self, lines: list[str]) -> Iterator[Translation]:
@@ -352,20 +282,14 @@ def evaluate(watch, tmp_path, monkeypatch):
     return run
 
 
-OF_THE_TEST_PAIRS = {
-    "source_column": "source_column",
-    "target_column": "target_column",
-    "dataset_config": "config_name",
-    "test_split": "split",
-}
+def test_evaluate_reads_the_test_pairs_as_told(evaluate):
+    names = {"source_column": "s", "target_column": "t", "dataset_config": "c", "test_split": "p"}
 
-
-@pytest.mark.parametrize("option", OF_THE_TEST_PAIRS)
-def test_evaluate_reads_the_test_pairs_as_told(option, evaluate):
-    calls = evaluate(f"--{option}", "other")
+    calls = evaluate(*(word for name, value in names.items() for word in (f"--{name}", value)))
 
     ((text,), _) = calls["load"][0]
-    assert getattr(text, OF_THE_TEST_PAIRS[option]) == "other"
+    told = (text.source_column, text.target_column, text.config_name, text.split)
+    assert told == ("s", "t", "c", "p")
 
 
 def test_evaluate_scores_and_compares_as_told(evaluate, tmp_path):
@@ -432,75 +356,56 @@ def test_language_of_the_references_comes_from_option_name_or_record(
     assert named["tokenize"].name == expected
 
 
-def test_evaluate_does_not_record_the_scores_of_an_ensemble(evaluate, tmp_path):
-    assert evaluate("--model", str(tmp_path), model=True)["record"] == []
-
-
-@pytest.mark.parametrize("max_source_length", [None, 50])
-def test_other_model_is_evaluated_with_the_search_of_the_first(max_source_length):
-    search = Search(num_beams=7, length_penalty=0.3)
-    first = SimpleNamespace(search=search, max_source_length=99)
-    settings = EvaluateSettings(model=["a"], against="b", max_source_length=max_source_length)
-
-    other = _like(first, settings, "b")
-
-    assert other.model == ["b"]
-    assert (other.num_beams, other.length_penalty) == (7, 0.3)
-    assert other.max_source_length == max_source_length
-    assert _like(None, EvaluateSettings(against="b"), "b").num_beams is None
-
-
-def test_evaluate_translates_the_sources_and_compares_with_the_references(evaluate):
+def test_evaluate_scores_a_model_and_records_that(evaluate, tmp_path):
     calls = evaluate(model=True)
 
     assert calls["compute"][0][0] == (["a"], [("b",)])
+    ((_, _, scores), _) = calls["record"].pop()
+    assert (scores["search"], scores["engine"]) == ("greedy", "CTranslate2 4")
+    # Not those of an ensemble.
+    assert evaluate("--model", str(tmp_path), model=True)["record"] == []
+
+
+def test_other_model_is_evaluated_with_the_search_of_the_first():
+    first = SimpleNamespace(search=Search(num_beams=7, length_penalty=0.3), max_source_length=99)
+    settings = EvaluateSettings(model=["a"], against="b", max_source_length=50)
+
+    other = _like(first, settings)
+
+    assert other == replace(settings, model=["b"], num_beams=7, length_penalty=0.3)
+    assert _like([], settings) == replace(settings, model=["b"])
 
 
 # Sharing and exporting
 
 
-# The others are tested in `test_space.py`.
-@each(PushSettings, "space", "save_space", "web")
-def test_push_passes_each_option_on(field, watch):
+def test_push_passes_each_option_on(watch):
     calls = watch(pushing, "push")
-    option, value = another(field)
-    if field.name == "model":
-        option = []
+    # The others are tested in `test_space.py`.
+    words, values = others(PushSettings, "model", "space", "save_space", "web")
 
-    main(["push", "--model", "other_model", *option, "user/name"])
+    main(["push", "--model", "other_model", *words, "user/name"])
 
-    ((folder, repo_id), named) = calls[0]
-    assert repo_id == "user/name"
-    assert ({"model": str(folder)} | named)[field.name] == value
+    assert calls == [((Path("other_model"), "user/name"), values)]
 
 
 @pytest.mark.parametrize("runtime", ["ctranslate2", "onnx", "web"])
-@each(ExportSettings)
-def test_export_passes_each_option_on(field, runtime, watch, tmp_path):
+def test_export_passes_each_option_on(runtime, watch, write):
     calls = watch(exporting, "export_model")
-    option, value = another(field)
-    if field.name == "sample":
-        lines = tmp_path / "sample"
-        lines.write_text("one\ntwo\n", encoding="utf-8")
-        option, value = ["--sample", str(lines)], ["one", "two"]
-    if field.name == "format":
-        option = []
-    if field.name == "quantization":
-        option, value = ["--quantization", "int8"], "int8"
+    words, values = others(ExportSettings, "format", "quantization", "sample")
+    words += ["--quantization", "int8", "--sample", write("sample", "one", "two")]
 
-    main(["export", "--format", runtime, *option, "model", "out"])
+    main(["export", "--format", runtime, *words, "model", "out"])
 
-    ((model, output), named) = calls[0]
-    assert (model, output, named["format"]) == ("model", Path("out"), runtime)
-    if option:
-        assert named[field.name] == value
+    values |= {"format": runtime, "quantization": "int8", "sample": ["one", "two"]}
+    assert calls == [(("model", Path("out")), values)]
 
 
 # Options that no search has are tested here, and in the files of their commands.
 TESTED = {
     TranslateSettings: "input output resume prefix prefix_file n_best scores details markup",
     EvaluateSettings: "metrics bleu_tokenize bootstrap lowercase references test hypotheses output "
-    f"against name {' '.join(OF_THE_TEST_PAIRS)}",
+    "against name source_column target_column dataset_config test_split",
     AttentionSettings: "output kind layer head positions alignments units gold",
 }
 
@@ -512,10 +417,47 @@ def test_each_option_has_its_test(settings):
     assert own - OF_THE_SEARCH == {*TESTED[settings].split()}
 
 
-@pytest.mark.parametrize("name", ["torch", "CTranslate2 4"])
-def test_evaluate_records_search_and_engine(evaluate, monkeypatch, name):
-    monkeypatch.setattr(EchoTranslator, "engine", SimpleNamespace(name=name))
+# Values that belong together, and paths that are completed
 
-    (((_, _, scores), _),) = evaluate(model=True)["record"]
 
-    assert (scores["search"], scores["engine"]) == ("greedy", name)
+@pytest.mark.parametrize(
+    ("name", "layers", "d_model", "ffn_dim", "heads", "dropout"),
+    [
+        # Table 3 of the paper.
+        ("base", 6, 512, 2048, 8, 0.1),
+        ("big", 6, 1024, 4096, 16, 0.3),
+    ],
+)
+def test_presets_of_the_paper_have_its_sizes_and_schedule(
+    name, layers, d_model, ffn_dim, heads, dropout
+):
+    preset = PRESETS[name]
+
+    sizes = {"layers": layers, "ffn_dim": ffn_dim, "attention_heads": heads}
+    assert preset.config() == {
+        "d_model": d_model,
+        "dropout": dropout,
+        **{
+            f"{side}_{size}": value
+            for side in ("encoder", "decoder")
+            for size, value in sizes.items()
+        },
+    }
+    # The peak of equation (3).
+    assert preset.learning_rate == pytest.approx((d_model * preset.warmup_steps) ** -0.5, rel=0.02)
+
+
+def test_longest_translation_is_that_of_the_paper():
+    # Section 6.1: 50 tokens more than the source.
+    assert SearchSettings().max_extra_tokens == 50
+
+
+def test_data_is_the_folder_of_training_and_validation_files():
+    settings = TrainSettings(
+        data="corpus", train=["a.de", "/b/a.en"], validation=["v.de", "../v.en"]
+    )
+
+    # A copy has them as they are.
+    for same in (settings, replace(settings, tokenizer="x")):
+        assert same.train == ["corpus/a.de", "/b/a.en"]
+        assert same.validation == ["corpus/v.de", "corpus/../v.en"]

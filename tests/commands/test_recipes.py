@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 from transformers import Seq2SeqTrainingArguments
-from transformers.hf_argparser import string_to_bool
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.command import build_parser
-from vanilla_transformer_tools.commands.recipes import insert_recipe
+from vanilla_transformer_tools.commands.train import insert_recipe
 from vanilla_transformer_tools.settings import TrainSettings
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -25,35 +24,27 @@ def write_recipe(tmp_path):
     return write
 
 
-def test_options_of_a_recipe_come_before_those_of_the_command_line(write_recipe):
-    recipe = write_recipe("preset: tiny\nlearning_rate: 0.004\ntrain: [a.de, a.en]\n")
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [
+        (
+            "preset: tiny\nlearning_rate: 0.004\ntrain: [a.de, a.en]\n",
+            ["--preset", "tiny", "--learning_rate", "0.004", "--train", "a.de", "a.en"],
+        ),
+        # Our switches take no value, and those of Trainer do.
+        ("pretokenized: Yes\nresume: off\nbf16: FALSE\n", ["--pretokenized", "--bf16", "false"]),
+        # `no` is the code of Norwegian.
+        ("pretokenized: on\nlanguage: [no, en]\n", ["--pretokenized", "--language", "no", "en"]),
+        (
+            "config: {d_model: 64, pre_norm: False, d_k: null}\n",
+            ["--config", "d_model=64", "pre_norm=false", "d_k=null"],
+        ),
+    ],
+)
+def test_recipe_stands_for_options_before_those_of_the_command_line(write_recipe, text, argv):
+    given = ["--learning_rate", "1"]
 
-    argv = insert_recipe([recipe, "--learning_rate", "1"])
-
-    assert argv == [
-        *["--preset", "tiny", "--learning_rate", "0.004", "--train", "a.de", "a.en"],
-        *["--learning_rate", "1"],
-    ]
-
-
-def test_our_switches_take_no_value_and_those_of_trainer_do(write_recipe):
-    recipe = write_recipe("pretokenized: true\nresume: false\nbf16: false\n")
-
-    assert insert_recipe([recipe]) == ["--pretokenized", "--bf16", "False"]
-
-
-@pytest.mark.parametrize(("on", "off"), [("Yes", "no"), ("on", "off"), ("True", "FALSE")])
-def test_switch_is_turned_by_every_word_of_yaml(write_recipe, on, off):
-    recipe = write_recipe(f"pretokenized: {on}\nresume: {off}\nbf16: {off}\n")
-
-    assert insert_recipe([recipe])[:2] == ["--pretokenized", "--bf16"]
-    assert string_to_bool(insert_recipe([recipe])[2]) is False
-
-
-def test_config_is_a_mapping_of_its_fields(write_recipe):
-    recipe = write_recipe("config: {d_model: 64, activation_function: gelu}\n")
-
-    assert insert_recipe([recipe]) == ["--config", "d_model=64", "activation_function=gelu"]
+    assert insert_recipe([write_recipe(text), *given]) == [*argv, *given]
 
 
 def test_config_on_the_command_line_continues_that_of_a_recipe(write_recipe):
@@ -66,35 +57,18 @@ def test_config_on_the_command_line_continues_that_of_a_recipe(write_recipe):
     assert parser.parse_args([]).config == []
 
 
-def test_config_has_booleans_and_null_as_in_json(write_recipe):
-    recipe = write_recipe("config: {pre_norm: false, d_k: null}\n")
-
-    assert insert_recipe([recipe]) == ["--config", "pre_norm=false", "d_k=null"]
-
-
-def test_no_is_the_code_of_norwegian(write_recipe):
-    recipe = write_recipe("language: [no, en]\ntarget_language: no\n")
-
-    assert insert_recipe([recipe]) == ["--language", "no", "en", "--target_language", "no"]
-
-
-@pytest.mark.parametrize(
-    "argv", [[], ["--train", "a.yaml"], ["--preset", "tiny"]], ids=["none", "later", "option"]
-)
-def test_command_line_without_a_recipe_stays_as_it_is(argv):
-    assert insert_recipe(argv) == argv
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("- preset\n", r"must hold options and their values.* got \['preset'\]"),
         ("", "must hold options and their values"),
         ("a: [b\n", "mine.yaml is not YAML"),
-        pytest.param("a: " + 3000 * "[", "mine.yaml is not YAML", id="nested"),
-        ("preset:\n", "'preset' must have a value or a list of values, got None"),
-        ("preset: {a: 1}\n", "'preset' must have a value or a list of values, got {'a': 1}"),
-        ("train: []\n", r"'train' must have a value or a list of values, got \[\]"),
+        ("preset:\n", "'preset' must have a value or a list of values, got ''"),
+        (
+            "train: [a, null]\n",
+            r"'train' must have a value or a list of values, got \['a', 'null'\]",
+        ),
+        ("preset: {a: 1}\n", "'preset' must have a value or a list of values, got {'a': '1'}"),
     ],
 )
 def test_recipe_is_refused_when_it_is_no_mapping_of_options(write_recipe, text, message):

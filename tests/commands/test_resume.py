@@ -11,7 +11,8 @@ import pytest
 from vanilla_transformer_tools.commands import translate as translate_command
 from vanilla_transformer_tools.commands.outputs import open_alone
 from vanilla_transformer_tools.commands.translate import record_path
-from vanilla_transformer_tools.translation import Translator, translator
+from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..conftest import interrupted_after
 from ..support.training_runs import flip_bit
@@ -86,20 +87,14 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
     assert (expected if has_ended else "is in use by another translation") in err
 
 
-@pytest.mark.parametrize(
-    ("changes", "differences"),
-    [
-        (["--dtype", "bfloat16"], ["--dtype bfloat16 instead of auto"]),
-        (["--seed", 7, "--top_k", 4], ["--seed 7 instead of 0", "--top_k 4 instead of 0"]),
-    ],
-)
-def test_resume_refuses_other_settings(run, job, changes, differences):
+def test_resume_refuses_other_settings(run, job):
     argv, out = job("--n_best", 2)
     before = out.read_bytes()
 
-    outcome = run(*argv, *changes, "--resume")
+    outcome = run(*argv, "--dtype", "bfloat16", "--seed", 7, "--resume")
 
     whose = f"'{out}' must be continued by the job that began it, got "
+    differences = ["--dtype bfloat16 instead of auto", "--seed 7 instead of 0"]
     assert_refused(outcome, out, before, whose, *differences)
     assert run(*argv, "--resume")[0] == 0
 
@@ -132,31 +127,6 @@ def test_resume_refuses_another_number_of_models(run, job, folder):
     assert_refused(outcome, out, before, "--model 2 instead of 1")
 
 
-def test_resume_takes_the_same_model_from_another_folder(run, job, folder, tmp_path):
-    argv, out = job()
-    moved = shutil.copytree(folder, tmp_path / "moved")
-    (moved / "results.json").write_text("{}")
-    (moved / "README.md").write_text("scored since")
-
-    assert run("--model", moved, *argv[2:], "--resume")[0] == 0
-    assert out.read_bytes() == run(*argv[:4], *argv[6:])[1]
-
-
-@pytest.mark.parametrize("name", ["x.txt", "x.json"])
-def test_resume_continues_an_output_in_the_folder_of_its_model(run, folder, tmp_path, name):
-    model = shutil.copytree(folder, tmp_path / "model")
-    (tmp_path / "in").write_bytes(as_bytes(LINES))
-    argv = ["--model", model, "--output", model / name, "--input", tmp_path / "in"]
-    argv += ["--max_extra_tokens", 5]
-    whole = run(*argv[:2], *argv[4:])[1]
-    with interrupted_after(3):
-        run(*argv)
-
-    status, _, err = run(*argv, "--resume")
-
-    assert (status, (model / name).read_bytes()) == (0, whole), err
-
-
 def test_resume_refuses_another_version(run, job, monkeypatch):
     argv, out = job()
     before = out.read_bytes()
@@ -184,46 +154,17 @@ def test_resume_refuses_other_text(run, job, tmp_path, name, lines):
     assert_refused(run(*argv, "--resume"), out, before, f"{option} SHA-256 ", " instead of SHA-")
 
 
-def test_resume_refuses_text_that_cannot_be_compared(run, job):
+def test_resume_takes_what_changes_no_result(run, job, folder, tmp_path):
     argv, out = job()
-    before = out.read_bytes()
-
-    outcome = run(*argv[:2], *argv[4:], "--resume", stdin=as_bytes(LINES))
-
-    assert_refused(outcome, out, before, "--resume needs --input, which can be compared with")
-
-
-def test_output_of_another_input_is_not_continued_from_a_file(run, job):
-    argv, out = job()
-    out.unlink()
-    with interrupted_after(3):
-        run(*argv[:2], *argv[4:], stdin=as_bytes(LINES))
-    before = out.read_bytes()
-
-    assert_refused(run(*argv, "--resume"), out, before, " instead of None")
-
-
-def test_resume_takes_what_changes_no_result(run, job, tmp_path):
-    argv, out = job()
-    source = tmp_path / "moved"
+    moved, source = shutil.copytree(folder, tmp_path / "model"), tmp_path / "moved"
+    (moved / "README.md").write_text("scored since")
     source.write_bytes(as_bytes(LINES))
     whole = run(*argv[:4], *argv[6:])[1]
+    other = ["--input", source, "--max_tokens_per_batch", 1]
 
-    status, _, _ = run(*argv, "--resume", "--input", source, "--max_tokens_per_batch", 1)
+    status, _, _ = run("--model", moved, *argv[2:], "--resume", *other)
 
     assert (status, out.read_bytes()) == (0, whole)
-
-
-def test_output_without_a_record_is_not_continued(run, job, tmp_path):
-    argv, out = job()
-    before = out.read_bytes()
-    (tmp_path / "out.job.json").unlink()
-
-    outcome = run(*argv, "--resume")
-
-    assert_refused(
-        outcome, out, before, "must have its record 'out.job.json' next to it", "Delete the output"
-    )
 
 
 def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tmp_path):
@@ -233,25 +174,6 @@ def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tm
     assert run(*argv, "--num_beams", 1, "--resume")[0] == 0
     assert out.read_bytes() == run(*argv[:4], *argv[6:], "--num_beams", 1)[1]
     assert not (tmp_path / "out.job.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "options"), [('{"mine": 1}', []), ("text", ["--resume"]), ("[" * 100_000, [])]
-)
-def test_file_in_the_place_of_the_record_is_not_overwritten(
-    run, folder, tmp_path, content, options
-):
-    record = tmp_path / "out.job.json"
-    record.write_text(content)
-
-    source = tmp_path / "in"
-    source.write_text("ja\n")
-    argv = ["--model", folder, "--input", source, "--output", tmp_path / "out"]
-    status, _, err = run(*argv, *options)
-
-    assert (status, record.read_text()) == (2, content)
-    assert f"'{record}' must be the record of an interrupted translation" in err
-    assert err.count("\n") == 1
 
 
 def test_output_is_on_disk_before_its_record_is_deleted(run, job, monkeypatch):
@@ -275,42 +197,13 @@ def test_devices_have_no_record(run, folder, tmp_path):
     assert list(tmp_path.iterdir()) == [device]
 
 
-@pytest.fixture
-def long_job(run, folder, tmp_path, monkeypatch):
-    """Interrupts a job after its first window; gives its options, output and record."""
-    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(translator, "WINDOW_LINES", 40)
-    source, out = tmp_path / "in", tmp_path / "out"
-    source.write_bytes(as_bytes(f"ein hund {number}" for number in range(80)))
-    argv = ["--model", folder, "--input", source, "--output", out]
-    argv += ["--num_beams", 1, "--max_extra_tokens", 2]
-
-    def begin(lines=40):
-        with interrupted_after(lines):
-            assert run(*argv)[0] == 130
-        return argv, out, record_path(out)
-
-    return begin
-
-
-def test_job_records_its_search(run, long_job):
-    argv, out, record = long_job()
-
-    search = json.loads(record.read_text())["search"]
-    assert search.pop("engine").startswith("CTranslate2 ")
-    assert search == {"num_beams": 1, "length_penalty": 1.0}
-    assert run(*argv, "--resume")[0] == 0
-    assert out.read_bytes().count(b"\n") == 80
-
-
-def test_resume_refuses_another_engine(run, long_job, monkeypatch):
-    argv, out, record = long_job()
-    before = out.read_bytes()
-    name = json.loads(record.read_text())["search"]["engine"]
-    monkeypatch.setenv("VANILLA_TRANSFORMER_CACHE", "")
+def test_resume_refuses_another_engine(run, job, monkeypatch):
+    argv, out = job("--length_penalty", 0.5)
+    before, search = out.read_bytes(), json.loads(record_path(out).read_text())["search"]
+    assert search == {"engine": "torch", "num_beams": 3, "length_penalty": 0.5}
+    monkeypatch.setattr(TorchEngine, "name", "CTranslate2 4")
 
     outcome = run(*argv, "--resume")
 
-    said = f"'{out}' must be continued with its engine, {name}, got torch. Install"
-    assert (outcome[0], out.read_bytes()) == (2, before)
-    assert said in outcome[2]
+    told = f"'{out}' must be continued with its engine, torch, got CTranslate2 4. Install"
+    assert_refused(outcome, out, before, told)

@@ -1,7 +1,6 @@
 """The command `serve`: its options, and real processes that are told to stop."""
 
 import json
-import re
 import resource
 import shutil
 import signal
@@ -14,7 +13,6 @@ from urllib.parse import urlencode
 import pytest
 
 from vanilla_transformer_tools.commands.serve import _load
-from vanilla_transformer_tools.service.requests import Limits
 from vanilla_transformer_tools.settings import ServeSettings
 
 from ..support.commands import command_server
@@ -30,37 +28,6 @@ def translate(port, text, **fields):
     return ask(port, "POST", "/translate", body, content_type=FORM)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "--model needs the folder or the Hub name of a model"),
-        (["--max_texts", "0"], "--max_texts must be at least 1, got 0"),
-        (["--port", "65536"], "--port must be from 0 to 65535, got 65536"),
-        (["--max_delay", "nan"], "--max_delay must be from 0 to 60000 milliseconds, got nan"),
-        (["--max_waiting_characters", "9"], "at least --max_characters, .* got 9 and 100000"),
-        (["--host", "192.0.2.1", *NAMES], r"cannot listen on 192\.0\.2\.1:5000: .* another --port"),
-        (["--allowed_hosts", "http://a.de"], "without scheme and port, .* got 'http://a.de'"),
-        (["--allowed_origins", "a.de"], "such as https://example.org, .* got 'a.de'"),
-    ],
-)
-def test_wrong_options_are_told_before_a_model_is_loaded(run, no_model, folder, options, message):
-    model = [] if "--model" in options or not options else ["--model", folder]
-
-    outcome = run("serve", *model, *options)
-
-    assert (outcome.status, outcome.out) == (2, "")
-    assert re.search(message, outcome.err)
-
-
-def test_port_that_is_taken_is_told_before_a_model_is_loaded(run, no_model, folder):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        outcome = run("serve", "--model", folder, *NAMES, "--port", port)
-
-    assert outcome.status == 2
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in outcome.err
-
-
 def test_missing_package_is_named_with_its_extra(run, no_model, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
 
@@ -71,13 +38,6 @@ def test_missing_package_is_named_with_its_extra(run, no_model, folder, monkeypa
     assert "pip install -e '.[serve]'" in outcome.err
 
 
-def test_languages_that_nothing_names_are_asked_for(run, no_model, folder):
-    outcome = run("serve", "--model", folder, "--port", 0)
-
-    assert outcome.status == 2
-    assert "--source_language de" in outcome.err
-
-
 def test_settings_reach_the_service(folder):
     settings = ServeSettings(
         model=[str(folder)],
@@ -86,19 +46,14 @@ def test_settings_reach_the_service(folder):
         num_beams=2,
         max_tokens_per_batch=600,
         max_delay=7,
-        max_characters=1001,
-        max_texts=102,
-        max_requests=13,
-        max_waiting_characters=5005,
     )
 
     service = _load(settings)
     service.batcher.close()
 
     assert str(service.translators.languages) == "de -> en"
-    assert service.limits == Limits(max_characters=1001, max_texts=102, max_requests=13)
     assert service.batcher.max_delay == 0.007
-    assert service.batcher.max_waiting_characters == 5005
+    assert service.settings is settings
     assert service.translators.first.search.num_beams == 2
     assert service.batcher.max_tokens == 300
 
@@ -222,22 +177,6 @@ def is_closed(port):
     except OSError:
         return True
     return False
-
-
-def test_options_reach_the_search_and_the_limits(start, run, folder):
-    options = ["--num_beams", 2, "--max_extra_tokens", 3]
-    command, port = start(*options, "--max_characters", 30, "--max_texts", 3, "--max_delay", 0)
-    expected = run("translate", "--model", folder, *options, LINES[0]).out
-
-    answer = translate(port, LINES[0])
-    alternatives = [translate(port, LINES[0], alternatives=number) for number in (1, 2)]
-    long = translate(port, "x" * 31)
-    command.signal(signal.SIGTERM)
-
-    assert answer.content == {"translatedText": expected.removesuffix("\n")}
-    assert [one.status for one in alternatives] == [200, 400]
-    assert (long.status, "at most 30 characters" in long.content["error"]) == (413, True)
-    assert command.wait(30) == 0
 
 
 def is_ready(command):

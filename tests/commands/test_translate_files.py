@@ -3,9 +3,9 @@
 import gzip
 import io
 import json
-import lzma
 import os
 import random
+import re
 import shutil
 import sys
 from functools import partial
@@ -59,32 +59,11 @@ def test_translations_go_into_a_pipe(run, tmp_path):
         assert pipe.read() == run("--input", source)[1]
 
 
-def test_byte_order_mark_is_dropped_from_the_first_line_only(run, tmp_path):
-    marked = "\ufeff".encode() + as_bytes(["ja", "\ufeffja"])
-    (tmp_path / "in").write_bytes(marked)
-    plain = as_bytes(["ja", "\ufeffja"])
-
-    expected = run(stdin=plain)[1]
-
-    assert run(stdin=marked)[1] == expected
-    assert run("--input", tmp_path / "in")[1] == expected
-    first, second = expected.splitlines()
-    assert first != second
-
-
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        ("ja\nnein\n".encode("utf-16-le"), "must be UTF-8, got what looks like UTF-16"),
-        (gzip.compress(b"ja\n", mtime=0), "must be text, got gzip data. Unpack it first"),
-        (lzma.compress(b"ja\n"), "must be text, got xz data. Unpack it first: xz -dc"),
-    ],
-)
-def test_standard_input_that_is_no_text_is_refused(run, content, fault):
-    status, out, err = run(stdin=content)
+def test_standard_input_that_is_no_text_is_refused(run):
+    status, out, err = run(stdin=gzip.compress(b"ja\n", mtime=0))
 
     assert (status, out) == (2, b"")
-    assert f"'standard input' {fault}" in err
+    assert "'standard input' must be text, got gzip data. Unpack it first" in err
 
 
 def test_empty_file_gives_an_empty_file(run, tmp_path):
@@ -92,46 +71,6 @@ def test_empty_file_gives_an_empty_file(run, tmp_path):
 
     assert run("--input", tmp_path / "in", "--output", tmp_path / "out")[0] == 0
     assert (tmp_path / "out").read_bytes() == b""
-
-
-def test_output_that_holds_text_is_not_overwritten(run, tmp_path):
-    out = write(tmp_path / "out", ["costly"])
-
-    status, _, err = run("--output", out, stdin=b"ja\n")
-
-    assert status == 2
-    assert "already holds 7 bytes. Pass --resume" in err
-    assert out.read_bytes() == b"costly\n"
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--resume"], "--resume needs the --output to continue"),
-        (
-            ["--input", "in", "text"],
-            "--input and text in the arguments exclude .*, got the text 'text'",
-        ),
-        (["--prefix", "a", "--prefix_file", "b"], "--prefix and --prefix_file exclude each other"),
-        (["--n_best", "9", "ja"], "at most `num_beams`, got 9 and 1"),
-    ],
-)
-def test_mistake_is_told_alone(run, argv, message):
-    status, out, err = run(*argv)
-
-    assert (status, out) == (2, b"")
-    assert err.startswith("vanilla-transformer: ")
-    assert pytest.raises(AssertionError, match=message).matches(AssertionError(err)), err
-
-
-def test_bad_byte_of_a_file_is_told_before_anything_is_written(run, tmp_path):
-    (tmp_path / "in").write_bytes(as_bytes(LINES) + b"a\xff\n")
-
-    status, _, err = run("--input", tmp_path / "in", "--output", tmp_path / "out")
-
-    assert status == 2
-    assert "got byte 0xFF at byte 2 of line 8" in err
-    assert not (tmp_path / "out").exists()
 
 
 def test_blank_ends_stay_and_change_nothing(run):
@@ -234,24 +173,28 @@ def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, mo
     assert (tmp_path / "out.job.json").exists()
 
 
-@pytest.mark.parametrize("option", [None, "--input"])
-def test_line_without_end_is_refused(run, tmp_path, monkeypatch, option):
+def test_line_without_end_is_refused(run, monkeypatch):
     monkeypatch.setattr(files, "LONGEST_LINE", 2**17)
-    text = b"ja\n" + b"a" * 2**20
-    (tmp_path / "in").write_bytes(text)
 
-    status, _, err = run("--input", tmp_path / "in") if option else run(stdin=text)
+    status, _, err = run(stdin=b"ja\n" + b"a" * 2**20)
 
     assert status == 2
-    assert "must have at most 131,072 bytes, got more" in err
-    assert "Line 2 of" in err
+    assert re.search("Line 2 of .* must have at most 131,072 bytes, got more", err)
 
 
 # Going on
 
 
-@pytest.mark.parametrize("options", [["--num_beams", "2", "--n_best", "2"], ["--details"]])
-@pytest.mark.parametrize("share", [0.01, 0.45, 0.77, 1.0])
+@pytest.mark.parametrize(
+    ("share", "options"),
+    [
+        (0.01, ["--details"]),
+        (0.45, ["--details"]),
+        (0.45, ["--num_beams", "2", "--n_best", "2"]),
+        (0.77, ["--num_beams", "2", "--n_best", "2"]),
+        (1.0, ["--num_beams", "2", "--n_best", "2"]),
+    ],
+)
 def test_run_that_was_cut_off_anywhere_goes_on_to_the_same_result(run, tmp_path, share, options):
     source, out = write(tmp_path / "in", LINES), tmp_path / "out"
     with interrupted_after(len(LINES)):
@@ -316,18 +259,15 @@ def test_details_tell_tokens_scores_and_alignment(run, tokenizer):
 
     first, blank = map(json.loads, out.decode().split("\n")[:-1])
 
+    source = tokenizer.convert_ids_to_tokens(tokenizer("ein hund")["input_ids"])
     assert (first["line"], blank["line"]) == (1, 2)
-    assert first["hypotheses"][0]["source_tokens"] == tokenizer.convert_ids_to_tokens(
-        tokenizer("ein hund")["input_ids"]
-    )
     for hypothesis in first["hypotheses"]:
         tokens, scores = hypothesis["tokens"], hypothesis["token_scores"]
+        assert hypothesis["source_tokens"] == source
         assert hypothesis["score"] == pytest.approx(sum(scores) / len(scores), abs=1e-3)
-        assert len(tokens) == len(scores)
-        pairs = [pair.split("-") for pair in hypothesis["alignment"].split()]
         words = len(tokens) - (not hypothesis["reached_limit"])
-        assert [int(target) for _, target in pairs] == list(range(words))
-        assert all(int(source) < len(hypothesis["source_tokens"]) - 1 for source, _ in pairs)
+        targets = [pair.split("-")[1] for pair in hypothesis["alignment"].split()]
+        assert targets == list(map(str, range(words)))
     assert blank["hypotheses"][0]["tokens"] == []
 
 
@@ -375,6 +315,7 @@ def test_line_separators_in_translations_are_written_as_blanks_and_counted(run, 
     assert rows[2].startswith("f" + 6 * " " + "g")
     count = int(err.split(" line separators")[0].split("\n")[-1])
     assert count >= 9
+    assert "translations were cut off at the length limit; see --max_extra_tokens" in err
 
 
 def test_markup_of_lines_stays(run):

@@ -19,6 +19,14 @@ sys.path.insert(0, str(ROOT / "docs"))
 import generate
 
 PARSERS = generate.parsers()
+TRAINER = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
+OPTIONS = [
+    option for parser in (*PARSERS.values(), TRAINER) for option in parser._option_string_actions
+]
+# Pages with options of other programs.
+OF_OTHERS = ("docs/install.md", "docs/scale.md", "examples/README.md")
+# Where the commands are that are not part of the package.
+FOLDERS = ("scripts", "benchmarks", "checks")
 # A command ends at what the shell takes for itself.
 _ENDS = {"|", ">", "<", ">>", "&&", "||", ";", "&", ")", "2>"}
 _MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
@@ -70,8 +78,7 @@ def faults(name: str, arguments: list[str]) -> list[str]:
         with contextlib.redirect_stderr(said):
             _, unknown = PARSERS[name].parse_known_args(arguments)
             if name in ("train", "distil"):
-                trainer = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
-                _, unknown = trainer.parse_known_args(unknown)
+                _, unknown = TRAINER.parse_known_args(unknown)
     except SystemExit:
         # Within a line an option may stand without its value.
         is_incomplete = re.search("expected .*argument|are required", said.getvalue())
@@ -114,8 +121,18 @@ def test_scripts_of_a_page_exist_and_know_the_options(page):
 
         assert script.is_file(), words
         options = {word.partition("=")[0] for word in words[scripts[0] :] if word.startswith("--")}
-        if script.parent.name in ("scripts", "benchmarks", "checks"):
+        if script.parent.name in FOLDERS:
             assert not {word for word in options if word not in help_of_script(script)}, words
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in OF_OTHERS])
+def test_options_in_a_page_exist(page):
+    scripts = {path.name: path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
+    named = set(re.findall(r"\w+\.py", read(page))) & scripts.keys()
+    known = "".join([*OPTIONS, *(help_of_script(scripts[name]) for name in named)])
+
+    used = set(re.findall(r"--[a-z][a-z_]+", read(page))) - {"--help"}
+    assert {option for option in used if option not in known} == set()
 
 
 def names_a_command(text: str) -> bool:
@@ -147,11 +164,3 @@ def test_tables_name_a_command_that_exists(page):
     # A command that a reader could take for one must be one.
     for path in re.findall(r"\b(?:benchmarks|scripts)/\w+\.py", read(page)):
         assert (ROOT / path).is_file(), path
-
-
-@pytest.mark.parametrize("page", ["docs/results.md", "docs/speed.md"])
-def test_tables_follow_a_sentence_that_says_what_they_show(page):
-    for heading, text in tables(page):
-        before = re.split(r"(?m)^\|.*\n\| --- \|", text)[:-1]
-
-        assert all(re.search(r"^\*\*\S.*?\.\*\*", each, re.S | re.M) for each in before), heading

@@ -1,14 +1,23 @@
 """The pages in Markdown: the code in them runs, and what they name exists."""
 
 import ast
+import functools
+import importlib.util
 import re
-from functools import cache
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from ..support.documents import LAB, PAGES, ROOT, blocks_and_output, read, without_code
+from vanilla_transformer import VanillaTransformerTokenizer
+
+from ..support.documents import LAB, PAGES, ROOT, blocks_and_output, code_blocks, read, without_code
+
+sys.path.insert(0, str(ROOT / "docs"))
+
+import generate
 
 
 def links(page: str) -> list[tuple[str, str]]:
@@ -21,7 +30,7 @@ def links(page: str) -> list[tuple[str, str]]:
     ]
 
 
-@cache
+@functools.cache
 def names_in(file: Path) -> set[str]:
     """Qualified names of the functions, classes, fields and constants of a module."""
 
@@ -127,3 +136,89 @@ def test_each_guarantee_has_a_row_with_the_tests_that_hold_it():
     assert numbers == list(range(1, len(numbers) + 1))
     assert len(numbers) >= 18
     assert [int(number) for number in held] == numbers
+
+
+def test_readme_is_read_in_five_minutes():
+    assert len(read("README.md").split()) <= 650
+
+
+@pytest.mark.parametrize(
+    "block", [*code_blocks("README.md", "python"), *code_blocks("docs/translate.md", "python")]
+)
+def test_python_of_a_page_translates_with_a_saved_folder(tiny_model, tmp_path, capsys, block):
+    tokenizer = VanillaTransformerTokenizer.train(["zweihundert fünf"], vocab_size=300)
+    tiny_model.resize_token_embeddings(len(tokenizer))
+    tiny_model.generation_config.max_length = 8
+    tiny_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    exec(block.replace("runs/demo", str(tmp_path)), {})
+
+    assert capsys.readouterr().out.strip()
+
+
+def test_architecture_names_files_that_exist():
+    page = read("docs/architecture.md").partition(generate.BEGIN)
+    prose = page[0] + page[2].partition(generate.END)[2]
+    names = set(re.findall(r"`([\w./-]+(?:\.(?:py|html|md|toml|txt)|/))`", prose))
+    packages = [
+        ROOT / "src" / name for name in ("vanilla_transformer", "vanilla_transformer_tools")
+    ]
+
+    assert len(names) > 30
+    assert not {
+        name for name in names if not any((folder / name).exists() for folder in (ROOT, *packages))
+    }
+
+
+@pytest.mark.parametrize("page", [*generate.PARTS, *generate.ADDRESSED])
+def test_generated_part_of_a_page_is_what_the_source_says(page):
+    assert generate.rewritten(page) == read(page)
+
+
+def messages() -> list[str]:
+    """Strings of the source; what is filled in is left as an ellipsis."""
+    found = []
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(
+                        part.value if isinstance(part, ast.Constant) else "…"
+                        for part in node.values
+                    )
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_headings_of_troubleshooting_are_messages_of_the_source():
+    page = read("docs/reference/troubleshooting.md").partition("\n## Without a message")[0]
+    headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
+    known = messages()
+
+    assert len(headings) > 15
+    assert [text for text in headings if not any(text in message for message in known)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not importlib.util.find_spec("sphinx"), reason="needs the extra docs: pip install -e '.[docs]'"
+)
+def test_site_builds_without_a_warning(tmp_path):
+    words = ["sphinx", "-q", "-W", "--keep-going", "-E", "-d", tmp_path / "doctrees"]
+    words += ["-c", "docs", "-b", "html", ".", tmp_path / "site"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, words)], cwd=ROOT, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site/docs/architecture.html").read_text(encoding="utf-8")
+    assert 'class="mermaid"' in page
+    assert "math" in (tmp_path / "site/docs/common_mistakes.html").read_text(encoding="utf-8")
+    assert (tmp_path / "site/examples/from_text_to_model.html").is_file()
+    assert "/blob/main/tests/" in (tmp_path / "site/docs/guarantees.html").read_text(
+        encoding="utf-8"
+    )

@@ -1,4 +1,4 @@
-"""The commands of README and of the tutorial run in order, on a few sentences and a small model."""
+"""The commands of README, tutorial and `docs/finetune.md` run in order, on a few sentences."""
 
 import json
 import shlex
@@ -8,12 +8,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForSeq2SeqLM, M2M100Config, M2M100ForConditionalGeneration
 
 from number_words import english, german
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.translation import Translator
 
 from ..sharing.test_hub import hub  # noqa: F401
 from ..support.documents import ROOT, code_blocks
+from ..support.pretrained import save_pretrained_model
 from ..support.scripts import run_script
 
 # Options of the pages, and what is given in their place.
@@ -26,6 +30,8 @@ SMALLER = {
     "--vocab_size": ["300"],
 }
 SIZES = ["d_model=16", "encoder_layers=1", "decoder_layers=1", "encoder_ffn_dim=16"]
+
+PAIRS = [("ein hund rennt .", "a dog runs ."), ("die katze schläft .", "the cat sleeps .")] * 4
 
 pytestmark = pytest.mark.slow
 
@@ -102,3 +108,60 @@ def test_commands_of_the_tutorial_lead_from_the_download_to_a_shared_model(
     assert not {*sets["train"].splitlines()} & {*sets["test"].splitlines()}
     assert len(Path("out.en").read_text(encoding="utf-8").splitlines()) == 2
     assert "me/de-en" in capsys.readouterr().out
+
+
+@pytest.fixture
+def pretrained(tmp_path, monkeypatch):
+    """A folder with the pairs and, at the names that the page gives, minute models."""
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "valid", "test"):
+        for side, language in enumerate(("de", "en")):
+            text = "".join(f"{pair[side]}\n" for pair in PAIRS)
+            (tmp_path / f"{split}.{language}").write_text(text, encoding="utf-8")
+    texts = [text for pair in PAIRS for text in pair]
+    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=280)
+    config = M2M100Config(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        max_position_embeddings=64,
+        **{
+            f"{stack}_{name}": value
+            for stack in ("encoder", "decoder")
+            for name, value in {"layers": 1, "attention_heads": 2, "ffn_dim": 16}.items()
+        },
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.eos_token_id,
+    )
+    folder = tmp_path / "Helsinki-NLP" / "opus-mt-de-en"
+    M2M100ForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    nllb = save_pretrained_model("nllb", tmp_path / "pretrained")
+    (tmp_path / "facebook").mkdir()
+    nllb.rename(tmp_path / "facebook" / "nllb-200-distilled-600M")
+    return tmp_path
+
+
+# PEFT's wrapper asks Transformers by a name of which newer releases warn.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+# Trainer's default for GPUs, on machines without one.
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+def test_commands_and_script_of_the_page_fine_tune_a_model(pretrained, capsys):
+    page = "docs/finetune.md"
+    ran = commands("\n".join(code_blocks(page, "bash")))
+    for words in ran:
+        main(words[1:])
+    namespace: dict[str, object] = {}
+    for block in code_blocks(page, "python"):
+        exec(compile(block, page, "exec"), namespace)
+
+    assert [words[1] for words in ran][:3] == ["import", "train", "evaluate"]
+    assert (pretrained / "runs" / "lora" / "adapter" / "adapter_config.json").exists()
+    assert "trainable params" in capsys.readouterr().out
+    before = AutoModelForSeq2SeqLM.from_pretrained("runs/opus").state_dict()
+    for name in ("mine", "lora", "script"):
+        assert list(Translator.from_pretrained(f"runs/{name}").translate(["ein hund ."]))
+        after = AutoModelForSeq2SeqLM.from_pretrained(f"runs/{name}").state_dict()
+        weight = "model.decoder.layers.0.fc1.weight"
+        assert not after[weight].equal(before[weight])

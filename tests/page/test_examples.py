@@ -23,38 +23,31 @@ def folder(tmp_path):
     return folder
 
 
-def write_card(folder, metadata):
+WIDGET = "widget:\n- text: guten tag\n- text: 3\n- text: [a]\n- example\n- text: '<b>'\n"
+OF_VALIDATION = ["ein hund", *["ja"] * (MOST_EXAMPLES - 1)]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        (WIDGET, ["guten tag", "3", "<b>"]),
+        ("license: mit\n", OF_VALIDATION),
+        ("widget: yes\n", OF_VALIDATION),
+        ("a: [\n", OF_VALIDATION),
+    ],
+)
+def test_examples_are_those_of_the_card_else_of_the_validation_data(folder, metadata, found):
     (folder / "README.md").write_text(f"---\n{metadata}---\n\n# A model\n", encoding="utf-8")
 
-
-def test_examples_are_the_first_lines_of_the_validation_data(folder):
-    assert find_examples(str(folder)) == ["ein hund", *["ja"] * (MOST_EXAMPLES - 1)]
+    assert find_examples(str(folder)) == found
 
 
 def test_other_file_of_that_name_is_no_example(folder):
     (folder.parent / "v.de").write_text("something else\n")
-
     assert find_examples(str(folder)) == []
 
-
-def test_examples_of_the_card_come_first(folder):
-    texts = "- text: guten tag\n- text: 3\n- text: [a]\n- example\n- text: '<b>'\n"
-    write_card(folder, f"widget:\n{texts}")
-
-    assert find_examples(str(folder)) == ["guten tag", "3", "<b>"]
-
-
-@pytest.mark.parametrize("metadata", ["license: mit\n", "widget: yes\n", "a: [\n", ""])
-def test_card_without_examples_is_passed_over(folder, metadata):
-    write_card(folder, metadata)
-
-    assert find_examples(str(folder))[0] == "ein hund"
-
-
-def test_model_without_a_record_has_no_examples(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-
-    assert find_examples(str(tmp_path)) == []
+    (folder / "run.json").unlink()
+    assert find_examples(str(folder)) == []
 
 
 def test_file_of_examples_is_read(write):

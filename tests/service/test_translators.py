@@ -80,8 +80,6 @@ def test_model_of_one_direction_has_the_two_languages_of_its_card(folder, card, 
     [
         ((), "no languages"),
         (("de", "en", "fr"), r"\['de', 'en', 'fr'\]"),
-        # It is no YAML.
-        (("de", "[" * 3000), "no languages"),
     ],
 )
 def test_languages_that_nothing_names_must_be_given(folder, named, got):

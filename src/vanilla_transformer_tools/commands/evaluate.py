@@ -38,7 +38,10 @@ def evaluate(argv: list[str]) -> None:
     settings = EvaluateSettings(**vars(namespace))
     _check(parser, settings)
 
+    from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer_tools.evaluation.metrics import (
+        build_metrics,
+        check_bootstrap,
         compare,
         format_comparisons,
         format_scores,
@@ -48,51 +51,60 @@ def evaluate(argv: list[str]) -> None:
     from vanilla_transformer_tools.sharing.model_card import read_results, record_results
 
     # Mistakes are reported before the translation, which may take an hour.
-    _check_scores(settings)
+    check_bootstrap(settings.bootstrap)
+    build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
     test_set = _load(settings)
     sources, references = test_set.sources, test_set.references
     options = _options(settings, test_set)
-    texts = _read(settings.hypotheses, len(references)) if settings.hypotheses else []
-    translator = load_translator(settings) if settings.model else None
-    others, other_translator = [], None
-    if settings.against and _is_no_folder(settings.against):
-        others = _read(settings.against, len(references))
-    elif settings.against:
-        other_translator = load_translator(_like(translator, settings, settings.against))
+    system = _system(settings, settings.hypotheses, len(references))
+    if settings.against:
+        other = _system(_like(system, settings), settings.against, len(references))
 
-    if translator:
-        texts = _translate(translator, sources)
+    texts = _translations(system, sources)
     if settings.output:
         write_lines(Path(settings.output), texts)
     scores = score(texts, references, **options)
     print(format_scores(scores))
     folder = _results_folder(settings)
-    if translator and folder:
-        how = {"search": str(translator.search), "engine": translator.engine.name}
+    if not isinstance(system, list) and folder:
+        how = {"search": str(system.search), "engine": system.engine.name}
         # A test set that is scored again and again becomes a validation set.
         name = settings.name or test_set.name
         how["scorings"] = 1 + read_results(folder).get(name, {}).get("scorings", 0)
         record_results(folder, name, scores | how)
     if settings.against:
-        if other_translator:
-            others = _translate(other_translator, sources)
         names = (settings.hypotheses or " + ".join(settings.model or []), settings.against)
-        comparisons = compare(texts, others, references, **options)
+        comparisons = compare(texts, _translations(other, sources), references, **options)
         print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
 
 
-def _like(
-    translator: "Translator | None", settings: EvaluateSettings, model: str
-) -> EvaluateSettings:
-    """Settings for another model, with the search of the first one."""
-    settings = replace(settings, model=[model])
-    if translator is None:
+def _system(settings: EvaluateSettings, path: str | None, lines: int) -> "list[str] | Translator":
+    """Translations from a file, or a translator with the models of the settings."""
+    return _read(path, lines) if path and _is_no_folder(path) else load_translator(settings)
+
+
+def _translations(system: "list[str] | Translator", sources: list[str]) -> list[str]:
+    if isinstance(system, list):
+        return system
+    from vanilla_transformer_tools.progress import line_progress
+
+    texts, report = [], Report()
+    with line_progress("evaluate", len(sources)) as advance:
+        for translation in system.translate(sources):
+            texts.append(translation.text)
+            report.count(translation)
+            advance()
+    report.show(are_replaced=system.replace_unknown)
+    return texts
+
+
+def _like(system: "list[str] | Translator", settings: EvaluateSettings) -> EvaluateSettings:
+    """Settings for the model of --against, with the search of the first system if that is one."""
+    settings = replace(settings, model=[str(settings.against)])
+    if isinstance(system, list):
         return settings
-    return replace(
-        settings,
-        num_beams=translator.search.num_beams,
-        length_penalty=translator.search.length_penalty,
-    )
+    search = system.search
+    return replace(settings, num_beams=search.num_beams, length_penalty=search.length_penalty)
 
 
 def _check(parser: Parser, settings: EvaluateSettings) -> None:
@@ -153,29 +165,17 @@ class _TestSet:
     language: str | None
 
 
-def _check_scores(settings: EvaluateSettings) -> None:
-    """Rejects options of the scores that are wrong whatever the references are."""
-    from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
-    from vanilla_transformer_tools.evaluation.metrics import build_metrics, check_bootstrap
-
-    check_bootstrap(settings.bootstrap)
-    build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
-
-
 def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
     """Options of the scores; BLEU's tokenizer is chosen once, for all systems."""
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
+    from vanilla_transformer_tools.saved_folder import read_run
 
-    language = settings.target_language or test_set.language
-    is_tokenized = False
-    if folder := _results_folder(settings):
-        from vanilla_transformer_tools.saved_folder import RUN_FILE, read_object
-
-        run = read_object(folder / RUN_FILE) if (folder / RUN_FILE).is_file() else {}
-        trained = run.get("settings") or {}
-        is_tokenized = trained.get("pretokenized", False)
-        language = language or next(iter(trained.get("language", [])[1:2]), None)
+    folder = _results_folder(settings)
+    trained = read_run(str(folder)).get("settings") or {} if folder else {}
+    recorded = next(iter(trained.get("language", [])[1:2]), None)
+    language = settings.target_language or test_set.language or recorded
     references = [line for lines in test_set.references for line in lines]
+    is_tokenized = trained.get("pretokenized", False)
     return {
         "metrics": settings.metrics,
         "tokenize": resolve(settings.bleu_tokenize, references, language, is_tokenized),
@@ -226,17 +226,4 @@ def _read(path: str, lines: int) -> list[str]:
             f"{path!r} must hold one line for each of the {lines:,} test pairs, got "
             f"{len(texts):,} lines. Check that it belongs to the same file."
         )
-    return texts
-
-
-def _translate(translator: "Translator", sources: list[str]) -> list[str]:
-    from vanilla_transformer_tools.progress import line_progress
-
-    texts, report = [], Report()
-    with line_progress("evaluate", len(sources)) as advance:
-        for translation in translator.translate(sources):
-            texts.append(translation.text)
-            report.count(translation)
-            advance()
-    report.show(are_replaced=translator.replace_unknown)
     return texts

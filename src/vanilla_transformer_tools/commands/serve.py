@@ -57,12 +57,12 @@ def serve(argv: list[str]) -> None:
         )
     from vanilla_transformer_tools.service.connections import allowed_hosts, check_origins
 
-    hosts = allowed_hosts(settings.host, settings.allowed_hosts)
+    allowed_hosts(settings.host, settings.allowed_hosts)
     check_origins(settings.allowed_origins)
     signal.signal(signal.SIGTERM, interrupt)
     # A port that is taken is reported before the model is loaded.
     with closing(bind(settings.host, settings.port)) as listener:
-        _run(_load(settings), listener, hosts, settings.allowed_origins)
+        _run(_load(settings), listener)
 
 
 def _check(parser: Parser, settings: ServeSettings) -> None:
@@ -86,7 +86,6 @@ def _check(parser: Parser, settings: ServeSettings) -> None:
 
 def _load(settings: ServeSettings) -> "Service":
     from vanilla_transformer_tools.service.app import Service
-    from vanilla_transformer_tools.service.requests import Limits
     from vanilla_transformer_tools.service.translators import ServedLanguages, Translators
 
     name = (settings.model or [""])[0]
@@ -98,16 +97,10 @@ def _load(settings: ServeSettings) -> "Service":
     )
     source, target = languages.chosen(languages.sources[0], languages.targets[0])
     first = load_translator(replace(settings, source_language=source, target_language=target))
-    limits = Limits(settings.max_characters, settings.max_texts, settings.max_requests)
-    return Service(
-        Translators(first, languages),
-        limits,
-        max_delay=settings.max_delay / 1000,
-        max_waiting_characters=settings.max_waiting_characters,
-    )
+    return Service(Translators(first, languages), settings)
 
 
-def _run(service: "Service", listener: socket.socket, hosts: list[str], origins: list[str]) -> None:
+def _run(service: "Service", listener: socket.socket) -> None:
     """Answers until a signal comes; a second Ctrl-C ends without finishing."""
     import uvicorn
 
@@ -149,7 +142,7 @@ def _run(service: "Service", listener: socket.socket, hosts: list[str], origins:
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
 
-    server = Server(server_config(build_app(service, hosts=hosts, origins=origins)))
+    server = Server(server_config(build_app(service)))
     # Uvicorn passes the signal on when everything is finished.
     with suppress(KeyboardInterrupt):
         server.run([listener])

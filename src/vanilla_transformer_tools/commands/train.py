@@ -1,6 +1,7 @@
-"""The `train` command: trains a model on parallel text."""
+"""The `train` command: trains a model on parallel text, with the options of a recipe if given."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,7 +13,6 @@ from vanilla_transformer_tools.commands.command import (
     options_among,
     refuse,
 )
-from vanilla_transformer_tools.commands.recipes import insert_recipe
 from vanilla_transformer_tools.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ Settings = TypeVar("Settings", bound=TrainSettings)
 
 # Options with names of saved models; the last is of `distil`.
 _MODELS = ("init_from", "tokenizer", "teacher")
+_RECIPES = (".yaml", ".yml")
+# Words of YAML for no value; and for truth, in the spelling that JSON and Trainer read too.
+_MISSING = ("", "~", "null")
+_BOOLEANS = {"true": "true", "on": "true", "false": "false", "off": "false"}
 
 _EXAMPLE = """Every field of Transformers' Seq2SeqTrainingArguments is an option too:
 --output_dir, --num_train_epochs, --max_steps, --learning_rate, --warmup_steps,
@@ -85,6 +89,59 @@ def read_options(
 
     disable_progress_bar()
     return settings, arguments, options_among(words, parser, trainer_parser)
+
+
+def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) -> list[str]:
+    """Replaces a recipe, which may be the first argument, by its options.
+
+    A recipe is a YAML file; each line is one option without its dashes, and `config` is a mapping.
+    The arguments after it take precedence.
+
+    Args:
+        argv: Arguments after the name of the command.
+        kind: Class of the command's settings.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it is not a YAML mapping of options to values.
+    """
+    if not argv or not argv[0].endswith(_RECIPES):
+        return argv
+    import yaml
+
+    from vanilla_transformer_tools.files import parse_yaml, read_text
+
+    path = Path(argv[0])
+    try:
+        # Words as they are written: `no` is the code of Norwegian, too.
+        recipe = parse_yaml(read_text(path), yaml.BaseLoader)
+    except ValueError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(
+            f"{path} must hold options and their values, such as `preset: tiny`, got {recipe!r:.60}"
+        )
+    switches = {field.name for field in fields(kind) if field.type is bool}
+    options: list[str] = []
+    for name, value in recipe.items():
+        if name == "config" and isinstance(value, dict):
+            value = [f"{key}={_spelling(word)}" for key, word in value.items()]
+        words = value if isinstance(value, list) else [value]
+        if not words or any(not isinstance(word, str) or word in _MISSING for word in words):
+            raise ValueError(
+                f"{path}: {name!r} must have a value or a list of values, got {value!r:.60}"
+            )
+        words = list(map(_spelling, words))
+        is_on = yaml.SafeLoader.bool_values.get(words[0].lower())
+        if name not in switches or is_on is None:
+            options += [f"--{name}", *words]
+        elif is_on:
+            options.append(f"--{name}")
+    return options + argv[1:]
+
+
+def _spelling(word: object) -> str:
+    return _BOOLEANS.get(str(word).lower(), str(word))
 
 
 def _check_settings(parser: Parser, settings: TrainSettings) -> None:

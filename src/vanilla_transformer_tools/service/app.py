@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,18 +21,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError, Results
 from vanilla_transformer_tools.service.connections import (
-    LOOPBACK_HOSTS,
+    allowed_hosts,
     of_own_origin,
     report_failed_accepts_once,
 )
 from vanilla_transformer_tools.service.requests import (
     FORM,
-    Limits,
     RefusedError,
     TranslationRequest,
+    most_bytes,
     split_lines,
 )
 from vanilla_transformer_tools.service.translators import AUTOMATIC, Translators
+from vanilla_transformer_tools.settings import ServeSettings
 from vanilla_transformer_tools.translation.marks import can_align
 from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.segments import join_pieces
@@ -50,44 +51,33 @@ class Service:
 
     Args:
         translators: Translators of the requests.
-        limits: Limits of a single request.
-        max_delay: Seconds that a request waits for others to share its batch.
-        max_waiting_characters: Most characters of all requests that are not answered yet.
+        settings: Limits and callers of the service.
     """
 
-    def __init__(
-        self,
-        translators: Translators,
-        limits: Limits,
-        *,
-        max_delay: float,
-        max_waiting_characters: int,
-    ) -> None:
+    def __init__(self, translators: Translators, settings: ServeSettings) -> None:
         self.translators = translators
-        self.limits = limits
+        self.settings = settings
         self.metrics = translators.metrics
         self.open_requests = 0
         self.batcher = Batcher(
             translators,
             max_tokens=translators.first.max_tokens_per_batch,
-            max_delay=max_delay,
-            max_waiting_characters=max_waiting_characters,
+            max_delay=settings.max_delay / 1000,
+            max_waiting_characters=settings.max_waiting_characters,
         )
         self.metrics.waiting_characters.set_function(lambda: self.batcher.waiting_characters)
 
     async def translate(self, request: Request) -> Response:
         """The translation of a text, or of each text of a list."""
-        if self.open_requests >= self.limits.max_requests:
+        if self.open_requests >= (most := self.settings.max_requests):
             raise RefusedError(
-                429,
-                f"At most {self.limits.max_requests:,} requests may wait, got one more. Try again "
-                "later.",
+                429, f"At most {most:,} requests may wait, got one more. Try again later."
             )
         self.open_requests += 1
         try:
             started = time.perf_counter()
             query = request.scope["query_string"]
-            body = await _read_body(request, self.limits.max_bytes)
+            body = await _read_body(request, most_bytes(self.settings))
             content_type = request.headers.get("content-type", "")
             if body and query:
                 raise RefusedError(
@@ -100,7 +90,7 @@ class Service:
             if query:
                 # A form, which some clients send as part of the address.
                 body, content_type = query, FORM
-            translation = TranslationRequest.of(body, content_type, self.limits)
+            translation = TranslationRequest.of(body, content_type, self.settings)
             answer = await self._answer(request, translation)
             self.metrics.request_seconds.observe(time.perf_counter() - started)
             return JSONResponse(answer)
@@ -173,22 +163,13 @@ class Service:
 
     async def show_metrics(self, _: Request) -> Response:
         """Counters for Prometheus."""
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def build_app(
-    service: Service,
-    *,
-    hosts: Sequence[str] = LOOPBACK_HOSTS,
-    origins: Sequence[str] = (),
-) -> Starlette:
-    """The app; when it is shut down, it answers the requests that it has accepted.
-
-    Args:
-        service: The service that answers.
-        hosts: Hosts that requests may name; see `allowed_hosts`.
-        origins: Origins besides its own whose pages may send requests; `*`: any.
-    """
+def build_app(service: Service) -> Starlette:
+    """The app of a service; when it is shut down, it answers the requests that it has accepted."""
+    settings = service.settings
+    hosts, origins = allowed_hosts(settings.host, settings.allowed_hosts), settings.allowed_origins
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -206,7 +187,7 @@ def build_app(
     ]
     cross_origin = Middleware(
         CORSMiddleware,
-        allow_origins=list(origins),
+        allow_origins=origins,
         allow_methods=[*reading, *writing],
         allow_headers=["Content-Type"],
     )
@@ -215,7 +196,7 @@ def build_app(
         routes=routes,
         middleware=[
             Middleware(_counted, requests=service.metrics.requests, paths=paths),
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
             Middleware(of_own_origin, allowed=origins),
             *([cross_origin] if origins else []),
             Middleware(_with_plain_path),

@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import add
-from typing import Any, NoReturn
+from typing import Any, Self
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 
+from vanilla_transformer_tools.settings import ServeSettings
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
@@ -27,25 +28,10 @@ class RefusedError(HTTPException):
     """A request that is not translated: the status of the response, and the message in it."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much a client may send.
-
-    Attributes:
-        max_characters: Most characters of a request, all its texts together.
-        max_texts: Most texts of a request.
-        max_requests: That are read or wait for their translations at a time.
-    """
-
-    max_characters: int
-    max_texts: int
-    max_requests: int
-
-    @property
-    def max_bytes(self) -> int:
-        """Of a body; no request within the other limits has more."""
-        texts = self.max_characters * _BYTES_PER_CHARACTER + self.max_texts * _BYTES_PER_TEXT
-        return texts + _OTHER_BYTES
+def most_bytes(settings: ServeSettings) -> int:
+    """Bytes of the largest body; no request within the other limits has more."""
+    characters, texts = settings.max_characters, settings.max_texts
+    return characters * _BYTES_PER_CHARACTER + texts * _BYTES_PER_TEXT + _OTHER_BYTES
 
 
 @dataclass(frozen=True)
@@ -69,8 +55,13 @@ class TranslationRequest:
     is_html: bool = False
 
     @classmethod
-    def of(cls, body: bytes, content_type: str, limits: Limits) -> "TranslationRequest":
+    def of(cls, body: bytes, content_type: str, settings: ServeSettings) -> Self:
         """Reads a body.
+
+        Args:
+            body: Body of the request, within `most_bytes`.
+            content_type: Its header of that name.
+            settings: Limits of a request.
 
         Raises:
             RefusedError: If it is not one that can be translated.
@@ -92,14 +83,13 @@ class TranslationRequest:
         if not re.fullmatch(r"[0-9]{1,9}", alternatives):
             faults.append(f"`alternatives` must be a whole number, got {alternatives!r:.60}")
         if faults:
-            _refuse(400, f"{'; '.join(faults)}.")
-        if len(texts) > limits.max_texts:
-            most = f"{limits.max_texts:,} texts"
-            _refuse(413, f"A request must have at most {most}, got {len(texts):,}.")
-        if (characters := sum(map(len, texts))) > limits.max_characters:
-            most = f"{limits.max_characters:,} characters"
-            message = f"A request must have at most {most}, got {characters:,}. Send it in parts."
-            _refuse(413, message)
+            raise RefusedError(400, f"{'; '.join(faults)}.")
+        must = "A request must have at most"
+        if len(texts) > settings.max_texts:
+            raise RefusedError(413, f"{must} {settings.max_texts:,} texts, got {len(texts):,}.")
+        if (characters := sum(map(len, texts))) > settings.max_characters:
+            most = f"{settings.max_characters:,} characters"
+            raise RefusedError(413, f"{must} {most}, got {characters:,}. Send it in parts.")
         return cls(
             # JSON can have them.
             tuple(map(without_surrogates, texts)),
@@ -111,17 +101,14 @@ class TranslationRequest:
         )
 
 
-def _refuse(status: int, message: str) -> NoReturn:
-    raise RefusedError(status, message)
-
-
 def _fields(body: bytes, content_type: str) -> dict[str, Any]:
     kind, _, parameters = (part.strip().lower() for part in content_type.partition(";"))
     if kind not in (JSON, FORM):
-        _refuse(415, f"The Content-Type must be {JSON} or {FORM}, got {kind!r:.60}.")
+        raise RefusedError(415, f"The Content-Type must be {JSON} or {FORM}, got {kind!r:.60}.")
     charset = re.search(r"charset\s*=\s*\"?([^\";\s]*)", parameters)
     if charset and charset[1] not in ("utf-8", "utf8", "us-ascii"):
-        _refuse(415, f"The charset of the Content-Type must be UTF-8, got {charset[1]!r:.60}.")
+        got = f"{charset[1]!r:.60}"
+        raise RefusedError(415, f"The charset of the Content-Type must be UTF-8, got {got}.")
     try:
         text = body.decode()
         if kind == JSON:
@@ -132,11 +119,13 @@ def _fields(body: bytes, content_type: str) -> dict[str, Any]:
                 name: values[0] if len(values) == 1 else values for name, values in found.items()
             }
     except UnicodeDecodeError as error:
-        _refuse(400, f"The body must be UTF-8, got {error.reason} at byte {error.start:,}.")
+        got = f"{error.reason} at byte {error.start:,}"
+        raise RefusedError(400, f"The body must be UTF-8, got {got}.") from error
     except (ValueError, RecursionError) as error:
-        _refuse(400, f"The body must be {kind}, got something that cannot be parsed: {error}.")
+        got = f"something that cannot be parsed: {error}"
+        raise RefusedError(400, f"The body must be {kind}, got {got}.") from error
     if not isinstance(fields, dict):
-        _refuse(400, f"The body must be a JSON object, got {fields!r:.60}.")
+        raise RefusedError(400, f"The body must be a JSON object, got {fields!r:.60}.")
     return fields
 
 

@@ -5,14 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from vanilla_transformer_tools.saved_folder import read_card_metadata, read_generation_config
 from vanilla_transformer_tools.service.batcher import Part
@@ -154,10 +147,6 @@ class Metrics:
         self.waiting_characters = Gauge(
             "waiting_characters", "Characters of all requests that are not answered yet.", **own
         )
-
-    def text(self) -> bytes:
-        """All of them, as `/metrics` shows them."""
-        return generate_latest(self.registry)
 
 
 @dataclass(frozen=True)

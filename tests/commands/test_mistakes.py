@@ -1,0 +1,188 @@
+"""Mistakes in options and files: one message, before a model is loaded, and nothing is changed."""
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..support.training_runs import SIZES
+
+LINES = "ein hund rennt\nja\nder alte mann\nx\n"
+
+# Options of each command that writes one file, but for the file.
+WRITERS = {
+    "translate": "--model M --input a --prefix_file b",
+    "evaluate": "--model M --test a b --bootstrap 0",
+    "attention": "--model M --alignments a b",
+}
+# The same with every file that they can read.
+READERS = {
+    "translate": "--model M --input a --prefix_file b --resume",
+    "evaluate": "--model M --test a b --against c",
+    "attention": "--model M --alignments a b --units c d --gold e",
+}
+TRAIN = f"train --use_cpu --output_dir OUT --vocab_size 300 --config {' '.join(SIZES)}"
+DISTIL = "distil --teacher M --train a b --use_cpu --output_dir OUT"
+SERVE = "serve --model M --source_language de --target_language en"
+
+
+def of_outputs() -> Iterator[tuple[str, str]]:
+    """An output that is read, belongs to the model, is open already or cannot be written."""
+    for command, options in READERS.items():
+        for name in re.findall(r"\b[a-e]\b", options):
+            yield (
+                f"{command} {options} --output link-{name}",
+                f"would overwrite '{name}', which is an input",
+            )
+    for command, options in WRITERS.items():
+        for output, message in (
+            ("link/new.safetensors", "--output link/new.safetensors would be a file of the model"),
+            ("M/sub/x.py", "--output M/sub/x.py would be a file of the model 'M'"),
+            ("/dev/fd/{fd}", "stands for the file '.*/open', which is open already"),
+            ("no/out", "--output cannot be written to 'no/out': No such file or directory"),
+            ("folder", "--output must be a file, got the folder 'folder'"),
+            ("x" * 250, "File name too long"),
+            ("/proc/out", "--output cannot be written to '/proc/out': "),
+        ):
+            yield f"{command} {options} --output {output}", message
+
+
+MISTAKES = [
+    ("trian", "unknown command 'trian'; choose from: train, translate, evaluate"),
+    # Outputs
+    *of_outputs(),
+    # As the Hub's cache keeps files.
+    ("translate --model H --output H/config.json ja", "would be a file of the model 'H'"),
+    ("translate --model M --output linked ja", "--output linked would be a file of the model 'M'"),
+    ("translate --model M --output a ja", "already holds 34 bytes. Pass --resume"),
+    ("attention --model M ja x --output no/x.svg", "--output cannot be written to 'no/x.svg'"),
+    ("attention --model M --positions 3 --output no/x.svg", "cannot be written to 'no/x.svg'"),
+    ("evaluate --model R --test a b --bootstrap 0", "'R/results.json'"),
+    ("evaluate --model C --test a b --bootstrap 0", "'C/README.md'"),
+    ("export M a/out", "The export cannot be written to 'a/out'"),
+    ("export M /proc/out", "The export cannot be written to '/proc/out'"),
+    ("export --force M M", "MODEL 'M' must not be at OUT or inside it, got 'M'"),
+    ("export --force M .", "MODEL 'M' must not be at OUT or inside it, got '.'"),
+    # Translating
+    ("translate drei", "--model needs the folder"),
+    ("translate --model M --beams=3", "option --beams; did you mean --num_beams"),
+    ("translate --model /no/such", "--model: there is no folder '/no/such'"),
+    ("translate --model M --resume", "--resume needs the --output to continue"),
+    ("translate --model M --resume --output a", "--resume needs --input, which can be compared"),
+    ("translate --model M --input a --output b --resume", "must have its record 'b.job.json' next"),
+    ("translate --model M --input a text", "exclude each other, got the text 'text' too"),
+    ("translate --model M --prefix a --prefix_file b", "--prefix and --prefix_file exclude each"),
+    ("translate --model M --n_best 0", "--n_best must be at least 1, got 0"),
+    ("translate --model M --input bad --output OUT", "got byte 0xE9 at byte 5 of line 2"),
+    ("translate --model M --input pipe", "--input must be a regular file, .* got 'pipe'"),
+    ("translate --model M --prefix_file pipe", "--prefix_file must be a regular file, .* 'pipe'"),
+    ("translate --model M --prefix_file empty --input a", "got 0 in 'empty' and 4"),
+    ("translate --model M --prefix_file short ja nein", "got 1 in 'short' and 2"),
+    ("translate --model M --input a --output mine", "'mine.job.json' must be the record of an in"),
+    ("translate --model M --input a --output deep --resume", "'deep.job.json' must be the record"),
+    # Evaluating
+    ("evaluate --test a --hypotheses z", "--hypotheses: there is no file 'z'"),
+    ("evaluate --test a --hypotheses b --model M", "leave out --model"),
+    ("evaluate --test a b --model M --against /no/such", "there is no file or folder '/no/such'"),
+    ("evaluate --test a b --model M --against c --bootstrap 0", "resamples of --bootstrap, got 0"),
+    ("evaluate --test a b --model M --bootstrap 39", "at least 40 resamples, .*got 39"),
+    ("evaluate --test a b --model M --bleu_tokenize moses", "got 'moses'. Choose from: auto, none"),
+    ("evaluate --test no.tsv --model M", "no file 'no.tsv'"),
+    ("evaluate --test a short --model M --output OUT", "lines, got 4 in .* and 1 in"),
+    ("evaluate --test a bad --model M --output OUT", "bad' must be UTF-8, got byte 0xE9 at byte 5"),
+    ("evaluate --test a pipe --hypotheses b", "'pipe' must be a regular file, .* got a pipe"),
+    ("evaluate --test a b --hypotheses pipe", "'pipe' must be a regular file, .* got a pipe"),
+    ("evaluate --test a b --hypotheses c --against pipe", "'pipe' must be a regular file, .* pipe"),
+    ("evaluate --test a b --hypotheses short", "short' must hold .* 4 test pairs, got 1 lines"),
+    ("evaluate --test a b --hypotheses c --against short", "short' must hold .* got 1 lines"),
+    # Training
+    (f"{TRAIN} --train a b --epochs 3", "option --epochs; did you mean --num_train_epochs"),
+    (f"{TRAIN} d_modle=64 --train a b", "no field 'd_modle'. Did you mean d_model"),
+    (f"{TRAIN} --train a b --bleu_tokenize xx", r"got 'xx'\. Choose from: auto, none, .*13a"),
+    (f"{TRAIN} --train a b --max_tokens_per_batch 3", "must hold the longest pair, got 3"),
+    (f"{TRAIN} --train a b --init_from /no/such", "--init_from: there is no folder '/no/such'"),
+    (f"{TRAIN} --train a short", "same number of lines, got 4 in .* and 1 in"),
+    (f"{TRAIN} --train a bad", "bad' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
+    ("distil --train a b", "--teacher needs the folders or Hub names"),
+    (f"{DISTIL} --teacher ./no", "--teacher: there is no folder './no'"),
+    (f"{DISTIL} --nearest bleu", "--nearest needs --teacher_n_best, got bleu without it"),
+    (f"{DISTIL} --tag_column tag", "excludes --tag_column: a teacher.* and tag. Leave"),
+    (f"{DISTIL} --minutes 5", "--minutes works only with train; use --max_minutes"),
+    (f"{DISTIL} --word_level 0.5 --r_drop 5", "--word_level excludes --r_drop: .* 0.5 and 5.0"),
+    # Attention
+    ("attention --model M", "expected a source text and at most its translation, got 0"),
+    ("attention --model M a --output x.pdf", "must end in .html, .png, .svg, got 'x.pdf'"),
+    ("attention --model M a --gold e", "--units and --gold need --alignments"),
+    ("attention --model M --alignments a --gold e", "need the target file of --alignments too"),
+    ("attention --model M --alignments a b --positions 3", "--alignments excludes texts"),
+    ("attention --model M --alignments a b --kind encoder", "--kind is for the attention of a"),
+    ("attention --model M --alignments a absent", "No such file or directory: 'absent'"),
+    ("attention --model M --alignments a a --gold a", "'a', line 1: A gold link must be source-"),
+    ("attention --model M --alignments a a --units a short", "4 in 'a', 4 in 'a', 1 in 'short'"),
+    ("attention --model M --alignments a a --gold links", "got 4 in 'a', 4 in 'a', 2 in 'links'"),
+    # Serving
+    ("serve", "--model needs the folder or the Hub name of a model"),
+    (f"{SERVE} --max_texts 0", "--max_texts must be at least 1, got 0"),
+    (f"{SERVE} --port 65536", "--port must be from 0 to 65535, got 65536"),
+    (f"{SERVE} --max_delay nan", "--max_delay must be from 0 to 60000 milliseconds, got nan"),
+    (f"{SERVE} --max_waiting_characters 9", "at least --max_characters, .* got 9 and 100000"),
+    (f"{SERVE} --host 192.0.2.1", r"cannot listen on 192\.0\.2\.1:5000: .* another --port"),
+    (f"{SERVE} --port {{port}}", "cannot listen on 127.0.0.1:.*: Address already in use"),
+    (f"{SERVE} --allowed_hosts http://a.de", "without scheme and port, .* got 'http://a.de'"),
+    (f"{SERVE} --allowed_origins a.de", "such as https://example.org, .* got 'a.de'"),
+    ("serve --model M --port 0", "--source_language de"),
+    ("demo --model ./none", "--model: there is no folder './none'"),
+    ("demo --model M --prot 80", "unknown option --prot; did you mean --port?"),
+    ("demo --model M --host 192.0.2.1", "cannot listen on 192.0.2.1:0: "),
+    ("demo --model M --port 65536", "--port must be from 1 to 65535, got 65536"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict]]:
+    """A folder with models and files; and numbers of an open file and of a port that is taken."""
+    here = tmp_path_factory.mktemp("place")
+    for name in "abcde":
+        (here / name).write_text(LINES)
+        os.link(here / name, here / f"link-{name}")
+    texts = {"short": b"one\n", "bad": b"one\ntwo \xe9\n", "empty": b"", "links": b"0-0\n0-0\n"}
+    texts |= {"mine.job.json": b'{"mine": 1}', "deep.job.json": b"[" * 100_000}
+    for name, text in texts.items():
+        (here / name).write_bytes(text)
+    os.mkfifo(here / "pipe")
+    for model in "MRC":
+        shutil.copytree(folder, here / model)
+    (here / "R/results.json").mkdir()
+    (here / "C/README.md").unlink(missing_ok=True)
+    for inner in ("C/README.md", "H", "cache", "folder"):
+        (here / inner).mkdir()
+    (here / "cache/blob").write_text("{}")
+    (here / "H/config.json").symlink_to(here / "cache/blob")
+    (here / "linked").symlink_to(here / "M/tokenizer.json")
+    (here / "link").symlink_to(here / "M")
+    with open(here / "open", "w") as file, socket.create_server(("127.0.0.1", 0)) as taken:
+        yield here, {"fd": file.fileno(), "port": taken.getsockname()[1]}
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_mistake_is_refused_in_time_and_changes_nothing(
+    run, place, no_model, monkeypatch, line, message
+):
+    here, numbers = place
+    monkeypatch.chdir(here)
+    before = contents(here)
+
+    status, out, err = run(*line.format(**numbers).split())
+
+    assert (status, out) == (2, "")
+    assert re.search(f"(?m)^vanilla-transformer: (?s:.*){message}", err), err
+    assert not re.search("Traceback|usage:", err)
+    assert contents(here) == before
