@@ -200,7 +200,7 @@ def train_and_stop(folder: Path, rank: int) -> None:
     train_on_token_batches(folder, folder / "model")
 
     # The signal of a Ctrl-C need not reach all processes, and their clocks differ.
-    stop, finish = StopOnRequest(None), StopOnRequest(None, finish_within=0.0)
+    stop, finish = (StopOnRequest(TrainSettings(finish_within=each)) for each in (None, 0.0))
     stop.interrupted = finish.asked = rank == 1
     updates = [updates_until_stop(folder, end) for end in (stop, finish)]
     torch.save(updates, folder / f"updates-{rank}.pt")

@@ -10,7 +10,6 @@ from torch import nn
 from transformers import TrainerState
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer_tools.training import averaging as module
 from vanilla_transformer_tools.training.averaging import (
     Outcome,
     average_checkpoints,
@@ -162,20 +161,6 @@ def test_mean_that_was_asked_for_is_taken_when_there_is_nothing_to_compare(one_w
     assert outcome == Outcome("mean of the last 2 checkpoints")
     assert one_weight_run.model.weight.item() == 3
     assert not one_weight_run.evaluated
-
-
-def test_mean_is_of_five_by_default_when_it_can_be_compared(one_weight_run, monkeypatch):
-    monkeypatch.setattr(module, "AVERAGED", 2)
-
-    assert average_weights(one_weight_run, None, BEST).weights == "mean of the last 2 checkpoints"
-
-
-def test_checkpoints_are_not_read_by_default_when_there_is_nothing_to_compare(
-    one_weight_run, monkeypatch
-):
-    monkeypatch.setattr(module, "average_checkpoints", lambda _: pytest.fail("read"))
-
-    assert average_weights(one_weight_run, None, UNSCORED) is UNSCORED
 
 
 @pytest.mark.parametrize("count", [0, 1])

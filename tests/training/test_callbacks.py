@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerControl, TrainerState
 
+from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.averaging import MOVING_AVERAGE_FILE, MovingAverage
 from vanilla_transformer_tools.training.stopping import (
     StopOnRequest,
@@ -73,7 +74,7 @@ def clock(monkeypatch):
     ("minutes", "seconds", "is_over"), [(1.5, 89, False), (1.5, 91, True), (None, 1e9, False)]
 )
 def test_minutes_of_a_run_are_minutes(clock, minutes, seconds, is_over):
-    stop, control = StopOnRequest(max_minutes=minutes), TrainerControl()
+    stop, control = StopOnRequest(TrainSettings(max_minutes=minutes)), TrainerControl()
     stop.on_train_begin(arguments_of(), TrainerState(), control)
     clock.now += seconds
 
@@ -96,7 +97,7 @@ def test_minutes_of_a_run_are_minutes(clock, minutes, seconds, is_over):
 )
 def test_early_end_is_saved_and_scored_once(clock, changes, interrupted, done, saves, scores):
     arguments, state, control = arguments_of(**changes), TrainerState(), TrainerControl()
-    stop = StopOnRequest(max_minutes=0.0)
+    stop = StopOnRequest(TrainSettings(max_minutes=0.0))
     stop.interrupted = interrupted
     stop.on_train_begin(arguments, state, control)
     clock.now += 1
@@ -111,7 +112,7 @@ def test_early_end_is_saved_and_scored_once(clock, changes, interrupted, done, s
 
 
 def test_first_signal_only_asks_a_run_that_can_finish(capsys):
-    stop = StopOnRequest(max_minutes=None, finish_within=3)
+    stop = StopOnRequest(TrainSettings(finish_within=3))
 
     with interrupts_stop(stop):
         signal.raise_signal(signal.SIGINT)
@@ -126,7 +127,7 @@ def test_first_signal_only_asks_a_run_that_can_finish(capsys):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_size):
-    here, there = (StopOnRequest(max_minutes=None, finish_within=3) for _ in range(2))
+    here, there = (StopOnRequest(TrainSettings(finish_within=3)) for _ in range(2))
     there.asked = True
     votes = torch.tensor([0, 0, 1])
     monkeypatch.setattr("vanilla_transformer_tools.training.stopping.reduce", lambda *_: votes)

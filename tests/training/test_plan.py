@@ -188,6 +188,21 @@ def test_saved_model_is_fine_tuned_at_a_low_rate_and_the_plan_says_so(tmp_path, 
 
 
 @pytest.mark.parametrize(
+    ("settings", "arguments", "averaged"),
+    [
+        ({}, {}, 1),
+        ({"average_last": 3}, {}, 3),
+        ({"validation": ["v"]}, {}, 5),
+        ({"validation": ["v"]}, {"eval_strategy": "no", "load_best_model_at_end": False}, 1),
+    ],
+)
+def test_checkpoints_are_averaged_by_default_if_scores_can_compare(
+    tmp_path, settings, arguments, averaged
+):
+    assert plan(tmp_path, arguments=arguments, **settings).averaged == averaged
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, "zh"),

@@ -10,6 +10,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.reports import Progress
 from vanilla_transformer_tools.training.stopping import StopOnRequest
 
@@ -30,7 +31,7 @@ class Run:
         defaults = {"disable_tqdm": False, "should_log": True, "gradient_accumulation_steps": 2}
         defaults |= {"metric_for_best_model": "bleu"}
         self.arguments = SimpleNamespace(**defaults | arguments)
-        self.stop = StopOnRequest(None)
+        self.stop = StopOnRequest(TrainSettings())
         self.stack = ExitStack()
         data = SimpleNamespace(tokens=600, batches=3, is_corpus=is_corpus)
         self.progress = Progress(data, self.stop, self.stack)

@@ -84,7 +84,7 @@ def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, t
     close_checkpoint(tmp_path / "checkpoint-13")
     (tmp_path / "checkpoint-best").mkdir()
 
-    assert find_checkpoint(tmp_path, resume=True) == tmp_path / "checkpoint-9"
+    assert find_checkpoint(tmp_path) == tmp_path / "checkpoint-9"
     assert capsys.readouterr().out.splitlines() == [
         "checkpoint-13 is skipped: it holds no state of the optimizer (--save_only_model)",
         "checkpoint-12 is skipped: it has no files.json, so the run ended while saving it",
@@ -102,7 +102,7 @@ def test_checkpoint_whose_list_is_damaged_is_skipped(make, tmp_path, part, damag
     record.write_text(text.replace(part, damage))
     assert record.read_text() != text
 
-    assert find_checkpoint(tmp_path, resume=True) == whole
+    assert find_checkpoint(tmp_path) == whole
 
 
 def test_unclosed_checkpoint_is_deleted_by_the_next_run(make, tmp_path):

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import TrainerControl, TrainerState, get_constant_schedule_with_warmup
 
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import auto_settings, corpus_stats, plan
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.run import train
@@ -47,7 +48,8 @@ class Run:
         self.scheduler = get_constant_schedule_with_warmup(optimizer, warmup)
         self.control = TrainerControl()
         minutes = None if updates else 100 / 60
-        self.stop = StopOnRequest(None, 20 / 60, minutes, self.now, checkpoint, evaluations)
+        settings = TrainSettings(finish_within=20 / 60, minutes=minutes)
+        self.stop = StopOnRequest(settings, self.now, checkpoint, evaluations)
         self.now += reading
         self.tell("on_train_begin", lr_scheduler=self.scheduler)
 

@@ -214,19 +214,12 @@ def _damage(checkpoint: Path, prefix: str = "") -> Iterator[str]:
             yield f"its {name} has other bytes than were saved"
 
 
-def find_checkpoint(folder: Path, resume: bool) -> Path | None:
-    """The checkpoint to resume from; None for a new run, which needs a free folder.
-
-    Args:
-        folder: Folder of the run.
-        resume: Whether the run is resumed.
+def find_checkpoint(folder: Path) -> Path:
+    """The newest whole checkpoint of a run; prints why newer ones are skipped.
 
     Raises:
-        ValueError: If a run would overwrite another, or has no whole checkpoint to resume from.
+        ValueError: If there is none to resume from.
     """
-    if not resume:
-        check_free(folder)
-        return None
     skipped = []
     for checkpoint in reversed(_checkpoints(folder)):
         fault = next(_faults(checkpoint), None)
