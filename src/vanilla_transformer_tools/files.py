@@ -20,7 +20,6 @@ import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -137,10 +136,7 @@ def read_lines(
         kind = compression_of(raw.read(HEAD))
         raw.seek(0)
         try:
-            stream = _unpacked(raw, kind, path)
-            lines: Iterable[bytes] = iter(partial(stream.readline, LONGEST_LINE + 1), b"")
-            if max_bytes is not None:
-                lines = _limited(stream, path, max_bytes)
+            lines = _lines_of(_unpacked(raw, kind, path), path, max_bytes)
             for text in decode_lines(lines, path):
                 yield text
                 number += 1
@@ -165,10 +161,12 @@ def _unpacked(raw: BinaryIO, kind: Compression | None, path: str | os.PathLike[s
         raise ValueError(f"{os.fspath(path)!r} is a {kind.name} file, which {error}.") from error
 
 
-def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> Iterator[bytes]:
-    """The lines of a stream, none of which is read beyond the limit."""
-    left = max_bytes
-    while line := stream.readline(left + 1):
+def _lines_of(
+    stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int | None
+) -> Iterator[bytes]:
+    """The lines of a stream, none of which is read beyond a limit."""
+    left = sys.maxsize if max_bytes is None else max_bytes
+    while line := stream.readline(min(left, LONGEST_LINE) + 1):
         left -= len(line)
         if left < 0:
             raise ValueError(
