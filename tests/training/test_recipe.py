@@ -111,9 +111,7 @@ def test_defaults_of_a_gpu_are_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     on_cpu = recipe(TrainSettings(**TRAINED))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
-    )
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(module, "is_torch_tf32_available", lambda: True)
 
     on_gpu = recipe(TrainSettings(**TRAINED))
@@ -122,5 +120,11 @@ def test_defaults_of_a_gpu_are_its_own(monkeypatch):
     assert [on_cpu[name] for name in names] == [0, False, None]
     assert [on_gpu[name] for name in names] == [2, True, True]
     assert recipe(TrainSettings(**TRAINED, streaming=True))["dataloader_num_workers"] == 1
-    assert on_gpu["bf16"] is False
+    assert on_gpu["bf16"]
     assert not on_gpu["logging_nan_inf_filter"]
+
+    def is_emulated(including_emulation=True):
+        return including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_emulated)
+    assert recipe(TrainSettings(**TRAINED))["bf16"] is False
