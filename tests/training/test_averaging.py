@@ -87,14 +87,11 @@ def test_average_refuses_other_tensors_and_shapes(saved, tiny_config, tmp_path):
     [
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.1, "loss": 2.1}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 2.1}, False),
-        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 30.0, "loss": 1.9}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 1.9}, True),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": 2.0}, False),
         ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 40.0, "loss": math.nan}, False),
-        ("bleu", {"bleu": 30.0, "loss": 2.0}, {"bleu": 29.9, "loss": math.nan}, False),
         ("loss", {"loss": 2.0}, {"loss": math.nan}, False),
         ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 9.9, "loss": 2.1}, True),
-        ("wer", {"wer": 10.0, "loss": 2.0}, {"wer": 10.1, "loss": 2.1}, False),
     ],
 )
 def test_averaged_weights_are_taken_if_score_or_loss_is_better(metric, best, mean, is_taken):
@@ -163,9 +160,8 @@ def test_mean_that_was_asked_for_is_taken_when_there_is_nothing_to_compare(one_w
     assert not one_weight_run.evaluated
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_single_checkpoint_is_not_averaged(one_weight_run, count):
-    assert average_weights(one_weight_run, count, BEST) is BEST
+def test_single_checkpoint_is_not_averaged(one_weight_run):
+    assert average_weights(one_weight_run, 1, BEST) is BEST
     assert not one_weight_run.evaluated
 
 
@@ -183,31 +179,23 @@ def test_checkpoint_with_a_flipped_bit_is_left_out_of_the_mean(one_weight_run, t
 
 
 @pytest.mark.parametrize(
-    ("loads_best", "best", "expected"),
-    [
-        (True, "run/checkpoint-9", Outcome("best checkpoint", {"loss": 2.0})),
-        (True, None, Outcome("last update", {"loss": 4.0})),
-        (False, "run/checkpoint-9", Outcome("last update", {"loss": 4.0})),
-    ],
+    ("loads_best", "weights", "loss"), [(True, "best checkpoint", 2.0), (False, "last update", 4.0)]
 )
-def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, expected):
+def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, weights, loss):
     trainer = OneWeightTrainer({})
     trainer.args.load_best_model_at_end = loads_best
     # No checkpoint is of update 8. Update 10 was evaluated again when the run was resumed.
-    history = [("eval_loss", 1.0, 8), ("eval_loss", 2.0, 9), ("eval_loss", 3.0, 10)]
-    history.append(("loss", 9.0, 10))
-    trainer.state = SimpleNamespace(
+    losses = [(8, 1.0), (9, 2.0), (10, 3.0), (10, 4.0)]
+    trainer.state = TrainerState(
         global_step=10,
         best_global_step=8,
-        best_model_checkpoint=best,
-        log_history=[
-            {name: value, "step": step} for name, value, step in [*history, ("eval_loss", 4.0, 10)]
-        ],
+        best_model_checkpoint="run/checkpoint-9",
+        log_history=[{"eval_loss": loss, "step": step} for step, loss in losses],
     )
 
     outcome = best_weights(trainer)
 
-    assert (outcome.weights, outcome.scores["loss"]) == (expected.weights, expected.scores["loss"])
+    assert (outcome.weights, outcome.scores["loss"]) == (weights, loss)
 
 
 # The best evaluation
@@ -228,7 +216,6 @@ def test_outcome_has_the_scores_of_the_weights_in_the_model(loads_best, best, ex
         ("bleu", [(4.9, 1.0), (5.1, 2.0)], 0),
         # So is an error rate of nearly all.
         ("wer", [(97.0, 3.0), (100.0, 2.0)], 0),
-        ("per", [(310.0, 3.0), (420.0, 2.0)], 0),
         ("wer", [(30.0, 3.0), (31.0, 2.0)], 1),
         ("loss", [(0.0, 3.0), (0.0, 2.0), (0.0, 2.5)], 1),
     ],
