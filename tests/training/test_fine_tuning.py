@@ -80,9 +80,7 @@ def test_tied_matrix_is_frozen_by_any_of_its_names_and_the_others_are_told(freez
     assert "model.shared.weight" not in freeze("lm_head.weight")
 
     by_table, by_projection = capsys.readouterr().out.splitlines()
-    assert (
-        by_table == "frozen      model.shared.weight, and with it lm_head.weight, the same matrix"
-    )
+    assert by_table.endswith(" model.shared.weight, and with it lm_head.weight, the same matrix")
     assert "frozen      lm_head.weight, and with it model.shared.weight and " in by_projection
 
 
@@ -123,9 +121,7 @@ def test_unknown_modules_are_refused_with_those_that_there_are(tiny_model):
         with_lora(tiny_model, lora_target_modules=["q_proj", "k_proj"])
 
 
-def test_adapted_model_computes_and_generates_like_the_merged_one(
-    tiny_model, batch, tmp_path, monkeypatch
-):
+def test_adapted_model_computes_like_the_merged_one(tiny_model, batch, tmp_path, monkeypatch):
     # Weights are laid out anew for generation however small they are.
     monkeypatch.setattr(cpu, "FEWEST_ENTRIES", 1)
     settings = {"num_beams": 3, "max_new_tokens": 8}

@@ -23,11 +23,12 @@ def test_each_validation_set_has_scores_of_its_own(corpus, tmp_path, capsys, chi
     pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
     sets = [f"news={chinese}", f"known={pair}"]
     settings = {"validation_sets": sets, "average_last": 2, "max_validation_pairs": 5}
+    given = {"num_train_epochs": 2, "metric_for_best_model": "news_bleu"}
 
-    run_training(corpus, tmp_path / "run", settings, max_steps=2, metric_for_best_model="news_bleu")
+    run_training(corpus, tmp_path / "run", settings | {"max_tokens_per_batch": 4000}, **given)
 
     reports = [report for report in read_log(tmp_path / "run") if "eval_loss" in report]
-    assert reports
+    assert len(reports) == 2
     for report in reports:
         assert report["eval_lines"] == report["eval_known_lines"] == 5
         assert report["eval_news_lines"] == 3
