@@ -105,11 +105,8 @@ def test_new_model_is_compiled_and_attends_as_it_is_asked_for(monkeypatch, given
     compiled = []
     monkeypatch.setattr(starting_model, "compile_layers", compiled.append)
     monkeypatch.setattr(torch.compiler, "reset", lambda: compiled.append("reset"))
-    pairs = Dataset.from_dict({"source": ["a b"], "target": ["b a"]})
-    settings = TrainSettings(config=SIZES, tokenizer_kind="word", vocab_size=6, **given)
 
-    config = new_config(settings, None)
-    _, model = starting_model.build_model(settings, starting_model.NEW, config, pairs)
+    _, model = build(**given)
 
     assert model.config._attn_implementation == given.get("attn_implementation", "sdpa")
     assert compiled == (["reset", model] if "compile_layers" in given else [])
