@@ -87,9 +87,9 @@ def test_processes_wait_as_long_as_asked_for(group, tmp_path):
 def test_run_ends_with_a_message_when_a_process_is_lost(tmp_path):
     write_corpus(tmp_path)
 
-    done = run_processes(lose_a_process.__file__, tmp_path, "silent")
+    done = run_processes(lose_a_process.__file__, tmp_path)
 
     assert (tmp_path / "status-0").read_text() == "2"
-    lost = "vanilla-transformer: lost another process: .*Timed out waiting 5000ms"
+    lost = "vanilla-transformer: lost another process: .*Timed out waiting 3000ms"
     assert re.search(lost, done.stderr)
     assert "Traceback" not in done.stderr

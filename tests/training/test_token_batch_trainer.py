@@ -161,12 +161,9 @@ def test_checkpoint_has_the_tokenizer_of_the_target_if_it_is_another(build, sepa
         trainer._save_checkpoint(trainer.model, None)
 
     joint, two = closed_checkpoints(tmp_path)
-    saved = [
-        VanillaTransformerTokenizer.from_pretrained(each) for each in (two, two / TARGET_FOLDER)
-    ]
-    assert [each.get_vocab() for each in saved] == [
-        each.get_vocab() for each in (separate.source, separate.target)
-    ]
+    for folder, tokenizer in ((two, separate.source), (two / TARGET_FOLDER, separate.target)):
+        saved = VanillaTransformerTokenizer.from_pretrained(folder)
+        assert saved.get_vocab() == tokenizer.get_vocab()
     assert not (joint / TARGET_FOLDER).exists()
 
 
