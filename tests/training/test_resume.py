@@ -182,8 +182,8 @@ def state_of(folder):
     }
 
 
-def test_resumed_run_saves_as_often_as_it_is_told(corpus, folder):
-    resume(corpus, folder, 9, save_steps=1)
+def test_resumed_run_follows_moved_data_and_saves_as_often_as_it_is_told(corpus, folder, tmp_path):
+    resume(shutil.copytree(corpus, tmp_path / "moved"), folder, 9, save_steps=1)
 
     assert checkpoints_of(folder) == [4, 6, 7, 8, 9]
 
@@ -334,27 +334,6 @@ def streamed(corpus):
     return [*given, "--save_strategy", "steps", "--save_steps", "10", *STREAMED]
 
 
-def numbers_of(folder):
-    """All numbers that a run ends with."""
-    checkpoint = folder / f"checkpoint-{UPDATES}"
-    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
-    state = {
-        f"{number} {name}": value
-        for number, values in optimizer.items()
-        for name, value in values.items()
-    }
-    for file in (folder / "model.safetensors", *checkpoint.glob("*.safetensors")):
-        tensors = load_file(file)
-        state |= {f"{file.relative_to(folder)} {name}": value for name, value in tensors.items()}
-    return state
-
-
-@pytest.fixture(scope="module")
-def server():
-    with command_server() as server:
-        yield server
-
-
 def losses_of(folder):
     reports = read_log(folder / "log.jsonl")
     return [(report["step"], report["loss"]) for report in reports if "loss" in report]
@@ -365,33 +344,35 @@ def rates_of(folder):
     return [report["learning_rate"] for report in reports if "learning_rate" in report]
 
 
-def reached(folder, update):
-    return any(report["step"] >= update for report in read_log(folder / "log.jsonl"))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_resumed_run_is_bit_equal_when_it_was_killed_three_times(server, corpus, tmp_path):
+def test_resumed_run_is_bit_equal_when_it_was_killed_three_times(corpus, tmp_path):
     options = streamed(corpus)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     # One kill in each part of the run, before its end.
     draw = random.Random("bf16_stream")
     moments = [25 * part + draw.randrange(12, 24) for part in range(KILLS)]
 
-    undisturbed = server.run(tmp_path, "train", *options, "--output_dir", whole)
-    assert undisturbed.status == 0, undisturbed.errors
-    for number, moment in enumerate(moments):
-        resume = ["--resume"] * bool(number)
-        command = server.start(tmp_path, "train", *options, "--output_dir", killed, *resume)
-        command.wait_until(partial(reached, killed, moment))
-        command.signal(signal.SIGKILL)
-        assert command.wait() == -signal.SIGKILL, command.errors
-    last = server.run(tmp_path, "train", *options, "--output_dir", killed, "--resume")
+    def reached(update):
+        return any(report["step"] >= update for report in read_log(killed / "log.jsonl"))
+
+    with command_server() as server:
+        undisturbed = server.run(tmp_path, "train", *options, "--output_dir", whole)
+        assert undisturbed.status == 0, undisturbed.errors
+        for number, moment in enumerate(moments):
+            resume = ["--resume"] * bool(number)
+            command = server.start(tmp_path, "train", *options, "--output_dir", killed, *resume)
+            command.wait_until(partial(reached, moment))
+            command.signal(signal.SIGKILL)
+            assert command.wait() == -signal.SIGKILL, command.errors
+        last = server.run(tmp_path, "train", *options, "--output_dir", killed, "--resume")
 
     assert last.status == 0, last.errors
     assert len(read_json(killed / "run.json")["previous_runs"]) == KILLS
     assert losses_of(killed) == losses_of(whole)
-    torch.testing.assert_close(numbers_of(killed), numbers_of(whole), rtol=0, atol=0)
+    for name in ("model.safetensors", "moving_average.safetensors"):
+        files = [folder / f"checkpoint-{UPDATES}" / name for folder in (killed, whole)]
+        torch.testing.assert_close(*map(load_file, files), rtol=0, atol=0)
 
 
 # The same settings and data
@@ -404,37 +385,19 @@ def record(corpus, tmp_path):
     return describe_run(settings, build_arguments(settings, tmp_path), 0)
 
 
-def test_resuming_is_refused_with_other_settings(corpus, folder):
-    before = state_of(folder)
-
-    with pytest.raises(ValueError, match="continues a run with its own settings") as error:
-        resume(corpus, folder, 8, learning_rate=5e-3, settings={"max_tokens_per_batch": 400})
-
-    assert "--learning_rate was 0.01, got 0.005" in str(error.value)
-    assert "--max_tokens_per_batch was 800, got 400" in str(error.value)
-    assert state_of(folder) == before
-
-
-def test_resuming_is_refused_when_a_training_file_has_changed(corpus, folder, tmp_path):
+def test_resuming_is_refused_with_other_settings_or_data(corpus, folder, tmp_path):
     other = shutil.copytree(corpus, tmp_path / "other")
     (other / "train.en").write_text((other / "train.en").read_text().replace("one", "two"))
     before = state_of(folder)
 
-    with pytest.raises(ValueError, match=r"train\.en has other content than it had \(SHA-256"):
-        resume(other, folder, 8)
+    with pytest.raises(ValueError, match="continues a run with its own settings") as error:
+        resume(other, folder, 8, learning_rate=5e-3, settings={"max_tokens_per_batch": 400})
 
+    assert "--learning_rate was 0.01, got 0.005" in str(error.value)
+    assert "--max_tokens_per_batch was 800, got 400" in str(error.value)
+    assert "train.en has other content than it had (SHA-256" in str(error.value)
     assert state_of(folder) == before
-
-
-def test_resuming_follows_data_that_have_moved(corpus, folder, tmp_path):
-    resume(shutil.copytree(corpus, tmp_path / "moved"), folder, 8)
-
-    assert read_json(folder / "run.json")["updates"] == 8
-
-
-def test_resuming_is_refused_without_the_record_of_the_run(corpus, folder):
     (folder / "run.json").unlink()
-
     with pytest.raises(ValueError, match=r"--resume needs the run\.json .* got none"):
         resume(corpus, folder, 8)
 
