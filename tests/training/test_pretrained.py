@@ -8,9 +8,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer_tools.interop.importing import import_model
-from vanilla_transformer_tools.saved_folder import read_generation_config
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
 
@@ -87,25 +85,6 @@ def test_fine_tuned_folder_has_the_tokenizer_and_its_languages(settings_of, pair
         english = translator.tokenizer.lang_code_to_id["en_XX"]
         for file in ("config.json", "generation_config.json"):
             assert read_json(pairs / "run" / file)["decoder_start_token_id"] == english
-
-
-def test_new_model_with_saved_tokenizers_has_their_languages(settings_of, pairs):
-    fine_tuned = settings_of("mbart")
-    sizes = ["d_model=16", "encoder_layers=1", "decoder_layers=1"]
-    settings = replace(fine_tuned, init_from=None, tokenizer=fine_tuned.init_from, config=sizes)
-
-    folder = run(settings, pairs)
-
-    given = TokenizerPair.from_pretrained(fine_tuned.init_from).between(
-        settings.source_language,
-        settings.target_language,
-        read_generation_config(fine_tuned.init_from),
-    )
-    saved = Translator.from_pretrained(str(folder)).tokenizers
-    assert (saved.first_token, saved.start_token) == (given.first_token, given.start_token)
-    for side in ("source", "target"):
-        texts = {"text_target" if side == "target" else "text": GERMAN[:2]}
-        assert getattr(saved, side)(**texts).input_ids == getattr(given, side)(**texts).input_ids
 
 
 def test_model_of_another_class_or_column_of_languages_is_refused(settings_of, pairs, tmp_path):

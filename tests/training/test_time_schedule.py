@@ -92,15 +92,6 @@ def test_rate_ends_at_zero_with_the_time_at_any_pace(monkeypatch, pace):
     assert 97 <= run.now - 1000 <= 97 + pace
 
 
-def test_warm_up_is_in_updates(monkeypatch):
-    run = Run(monkeypatch, warmup=40)
-
-    rates = [run.update(0.001) for _ in range(45)]
-
-    assert rates[19] == pytest.approx(0.5, abs=1e-3)
-    assert rates[44] == pytest.approx(1.0, abs=1e-3)
-
-
 @pytest.mark.parametrize(("evaluations", "end"), [(1, 89), (3, 75)])
 def test_time_for_the_last_evaluations_and_checkpoint_is_reserved(monkeypatch, evaluations, end):
     run = Run(monkeypatch, evaluations=evaluations)

@@ -297,15 +297,20 @@ def test_threads_are_chosen_once_before_the_plan(corpus, tmp_path, monkeypatch):
     assert counted == [0, "plan"]
 
 
-def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
+def test_symbols_are_in_the_vocabulary_and_pairs_that_are_cut_off_are_counted(
+    corpus, tmp_path, capsys
+):
+    (tmp_path / "symbols").write_text("<ph>\n{name}\n")
+    settings = UNVALIDATED | {"symbols": str(tmp_path / "symbols"), "max_length": 5}
     # All fit into one batch.
-    settings = UNVALIDATED | {"max_length": 5, "max_tokens_per_batch": 100_000}
-    run_training(corpus, tmp_path, settings)
+    folder = run_training(corpus, tmp_path / "run", settings | {"max_tokens_per_batch": 100_000})
 
-    assert read_json(tmp_path / "run.json")["updates"] == 1
-    truncated = read_json(tmp_path / "run.json")["truncated_pairs"]
-    assert 0 < truncated <= 300
-    assert f"300, {truncated} of them cut" in capsys.readouterr().out
+    run = read_json(folder / "run.json")
+    assert run["updates"] == 1
+    assert 0 < run["truncated_pairs"] <= 300
+    assert f"300, {run['truncated_pairs']} of them cut" in capsys.readouterr().out
+    trained = VanillaTransformerTokenizer.from_pretrained(folder)
+    assert trained.tokenize("{name}<ph>")[-2:] == ["{name}", "<ph>"]
 
 
 def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_path):
@@ -365,16 +370,6 @@ def test_tokenizer_of_another_kind_is_refused_with_what_is_possible(corpus, tmp_
         settings = {"tokenizer": str(tmp_path / name)}
         with pytest.raises(ValueError, match=message):
             run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
-
-
-def test_symbols_of_a_file_are_in_the_vocabulary(corpus, tmp_path):
-    (tmp_path / "symbols").write_text("<ph>\n{name}\n")
-    settings = {"symbols": str(tmp_path / "symbols")}
-
-    run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
-
-    trained = VanillaTransformerTokenizer.from_pretrained(tmp_path / "run")
-    assert trained.tokenize("{name}<ph>")[-2:] == ["{name}", "<ph>"]
 
 
 def test_saved_tokenizer_that_has_changed_or_is_contradicted_is_refused(
