@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         *_faults_of_schedules(settings, arguments),
         *_faults_of_scores(settings, arguments),
     ]
-    for interpret in (config_overrides, TrainSettings.paths_of_validation):
+    for interpret in (config_overrides, attrgetter("paths_of_validation")):
         try:
             interpret(settings)
         except ValueError as error:

@@ -214,7 +214,7 @@ def _choose_tokenizers(
         if name in recorded:
             chosen[name] = BleuTokenizer(**recorded[name])
             continue
-        *_, file = settings.paths_of_validation()[name]
+        *_, file = settings.paths_of_validation[name]
         languages = settings.language[1:2]
         language = None if holds_both_sides(file) else language_of_file(file)
         language = settings.target_language or language or next(iter(languages), None)

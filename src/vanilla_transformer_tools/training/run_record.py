@@ -161,7 +161,7 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
 
 def _checksums(settings: TrainSettings) -> dict[str, str]:
     """SHA-256 by path of the files and folders that a run learns from; the Hub's are left out."""
-    validation = chain.from_iterable(settings.paths_of_validation().values())
+    validation = chain.from_iterable(settings.paths_of_validation.values())
     paths = [*settings.train, *validation, *(settings.filter_overlap or ())]
     paths += [path for path in (settings.symbols, settings.alignments) if path]
     checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
