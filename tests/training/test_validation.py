@@ -58,7 +58,7 @@ def test_each_validation_set_has_scores_of_its_own(corpus, tmp_path, capsys, chi
 )
 def test_sets_that_cannot_be_named_so_are_refused(sets, message):
     with pytest.raises(ValueError, match=message):
-        TrainSettings(validation=["v.tsv"], validation_sets=sets).paths_of_validation
+        assert TrainSettings(validation=["v.tsv"], validation_sets=sets).paths_of_validation
 
 
 def test_further_sets_are_kept_out_of_training(corpus, tmp_path):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +136,9 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         *_faults_of_schedules(settings, arguments),
         *_faults_of_scores(settings, arguments),
     ]
-    for interpret in (config_overrides, attrgetter("paths_of_validation")):
+    for interpret in (lambda: config_overrides(settings), lambda: settings.paths_of_validation):
         try:
-            interpret(settings)
+            interpret()
         except ValueError as error:
             faults.append(str(error))
     if faults:
