@@ -1,16 +1,18 @@
-"""The mean of checkpoints: each tensor once, whatever files they lie in."""
+"""Averages of weights: of checkpoints, each tensor once, and a moving one."""
 
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import TrainerState
+from transformers import TrainerControl, TrainerState
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.training.averaging import (
+    MOVING_AVERAGE_FILE,
+    MovingAverage,
     Outcome,
     average_checkpoints,
     average_weights,
@@ -239,3 +241,37 @@ def test_best_evaluation_may_be_that_of_another_set():
     arguments = SimpleNamespace(metric_for_best_model="news_bleu", greater_is_better=True)
 
     assert evaluations_since_best(state, arguments) == 0
+
+
+# The moving average
+
+
+def test_moving_average_of_bfloat16_weights_is_in_float32():
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    average = MovingAverage(0.999)
+
+    for weight in (1.0, 2.0):
+        nn.init.constant_(model.weight, weight)
+        average.on_step_end(model=model)
+
+    # In bfloat16 it would have stayed at 1.
+    torch.testing.assert_close(average.weights["weight"], torch.full((1, 1), 1.001))
+
+
+def test_moving_average_is_taken_up_by_name(tmp_path):
+    model = nn.ModuleDict({"b": nn.Linear(1, 1, bias=False), "a": nn.Linear(1, 1, bias=False)})
+    (tmp_path / "checkpoint-7").mkdir()
+    saved = {"a.weight": torch.full((1, 1), 1.0), "b.weight": torch.full((1, 1), 2.0)}
+    save_file(saved, tmp_path / "checkpoint-7" / MOVING_AVERAGE_FILE)
+    average, state = MovingAverage(0.5), TrainerState(global_step=7)
+    arguments = SimpleNamespace(output_dir=tmp_path)
+
+    average.on_train_begin(arguments, state, TrainerControl(), model=model)
+    for name, weight in (("a", 0.0), ("b", 4.0)):
+        nn.init.constant_(model[name].weight, weight)
+    average.on_step_end(model=model)
+
+    (tmp_path / "new").mkdir()
+    average.save(tmp_path / "new", writes=True)
+    expected = {"a.weight": torch.full((1, 1), 0.5), "b.weight": torch.full((1, 1), 3.0)}
+    torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), expected)

@@ -1,6 +1,7 @@
-"""A learning rate that falls with the time, by a clock that the test turns."""
+"""The end of a run: by the clock, which a test turns, or by a signal; the rate that falls to 0."""
 
 import re
+import signal
 import time
 from types import SimpleNamespace
 
@@ -14,14 +15,22 @@ from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import auto_settings, corpus_stats, plan
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.run import train
-from vanilla_transformer_tools.training.stopping import StopOnRequest
+from vanilla_transformer_tools.training.stopping import (
+    StopOnRequest,
+    StoppedBySignalError,
+    interrupts_stop,
+)
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.training_runs import MOMENT, build_arguments, build_settings, read_json, read_log
 
-ARGUMENTS = SimpleNamespace(
-    world_size=1, device=torch.device("cpu"), save_strategy="steps", eval_strategy="steps"
-)
+
+def arguments_of(**changes):
+    defaults = {"world_size": 1, "save_strategy": "steps", "eval_strategy": "steps"}
+    return SimpleNamespace(device=torch.device("cpu"), **defaults | changes)
+
+
+ARGUMENTS = arguments_of()
 
 
 class Run:
@@ -294,6 +303,88 @@ def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
     assert run.stop.decay is None
     run.update(1.0)
     assert run.stop.decay.update == 2
+
+
+# Ending early
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test turns, in seconds."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.mark.parametrize(("minutes", "seconds", "is_over"), [(1.5, 89, False), (1.5, 91, True)])
+def test_minutes_of_a_run_are_minutes(clock, minutes, seconds, is_over):
+    stop, control = StopOnRequest(TrainSettings(max_minutes=minutes)), TrainerControl()
+    stop.on_train_begin(ARGUMENTS, TrainerState(), control)
+    clock.now += seconds
+
+    stop.on_step_end(ARGUMENTS, TrainerState(), control)
+
+    assert control.should_training_stop == is_over
+    assert stop.signum == signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("changes", "interrupted", "done", "saves", "scores"),
+    [
+        ({}, False, [], True, True),
+        ({}, True, [], True, False),
+        ({}, False, ["on_save"], False, True),
+        ({}, False, ["on_evaluate"], True, False),
+        ({"save_strategy": "no"}, False, [], False, True),
+        ({"eval_strategy": "no"}, False, [], True, False),
+    ],
+)
+def test_early_end_is_saved_and_scored_once(clock, changes, interrupted, done, saves, scores):
+    arguments, state, control = arguments_of(**changes), TrainerState(), TrainerControl()
+    stop = StopOnRequest(TrainSettings(max_minutes=0.0))
+    stop.interrupted = interrupted
+    stop.on_train_begin(arguments, state, control)
+    clock.now += 1
+    state.global_step = 5
+    for event in done:
+        getattr(stop, event)(arguments, state, control)
+
+    stop.on_step_end(arguments, state, control)
+    stop.on_epoch_end(arguments, state, control)
+
+    assert (control.should_save, control.should_evaluate) == (saves, scores)
+
+
+def test_first_signal_only_asks_a_run_that_can_finish(capsys):
+    stop = StopOnRequest(TrainSettings(finish_within=3))
+
+    with interrupts_stop(stop):
+        signal.raise_signal(signal.SIGINT)
+        assert (stop.asked, stop.interrupted) == (True, False)
+        assert "Finishing within 3 minutes. Repeat" in capsys.readouterr().out
+        signal.raise_signal(signal.SIGINT)
+        assert stop.interrupted
+        assert "Stopping after this update" in capsys.readouterr().out
+        with pytest.raises(StoppedBySignalError):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_size):
+    here, there = (StopOnRequest(TrainSettings(finish_within=3)) for _ in range(2))
+    there.asked = True
+    votes = torch.tensor([0, 0, 1])
+    monkeypatch.setattr("vanilla_transformer_tools.training.stopping.reduce", lambda *_: votes)
+    control = TrainerControl()
+    assert not there.finishing
+
+    for stop in (here, there):
+        stop.on_step_end(arguments_of(world_size=world_size), TrainerState(), control)
+
+    assert there.finishing
+    # A signal that comes now is the second one.
+    assert (here.finishing, here.asked) == (world_size == 2, world_size == 2)
+    assert not control.should_training_stop
 
 
 # Runs
