@@ -109,6 +109,17 @@ def test_loss_is_the_mean_cross_entropy_plus_half_alpha_times_the_divergence(dro
     assert r_drop(dropping_model, ALPHA, **without_targets).loss.item() == 0
 
 
+def test_loss_does_not_depend_on_returning_the_logits(dropping_model, batch):
+    torch.manual_seed(9)
+    expected = r_drop(dropping_model, ALPHA, **batch).loss
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+
+    torch.manual_seed(9)
+    loss = dropping_model(**twice, r_drop_alpha=ALPHA, return_logits=True).loss
+
+    torch.testing.assert_close(loss, expected)
+
+
 def test_parts_of_a_batch_add_up_to_it(tiny_model, batch):
     def weaken_the_second_pass(module, inputs, outputs):
         """A second pass that differs from the first, without chance."""
