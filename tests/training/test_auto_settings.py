@@ -248,18 +248,12 @@ def test_stats_are_counted(stats_of):
     assert (stats.source_characters, stats.characters) == (3.5, 11.0)
     assert stats.occurrences == 8 / 5
     assert stats.long_characters == 12
-
-
-def test_alphabet_is_counted_whole_and_in_parts(stats_of):
+    # The alphabet whole and in parts.
     stats = stats_of(("한 é", "ee\u0301"))
-
     assert (stats.alphabet, stats.alphabet_apart) == (5, 6)
     assert stats.growth_apart == 9 / 6
-
-
-def test_copied_words_are_long_ones_of_the_same_pair(stats_of):
+    # Long words of the same pair.
     stats = stats_of(("int openFile ;", "int openFile ;"), ("none", "other openFile"))
-
     assert stats.copied_words == pytest.approx(1 / 3)
 
 

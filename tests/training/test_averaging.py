@@ -151,17 +151,6 @@ def test_mean_is_of_the_last_checkpoints(one_weight_run):
     assert one_weight_run.model.weight.item() == 3
 
 
-UNSCORED = Outcome("last update")
-
-
-def test_mean_that_was_asked_for_is_taken_when_there_is_nothing_to_compare(one_weight_run):
-    outcome = average_weights(one_weight_run, 2, UNSCORED)
-
-    assert outcome == Outcome("mean of the last 2 checkpoints")
-    assert one_weight_run.model.weight.item() == 3
-    assert not one_weight_run.evaluated
-
-
 def test_single_checkpoint_is_not_averaged(one_weight_run):
     assert average_weights(one_weight_run, 1, BEST) is BEST
     assert not one_weight_run.evaluated

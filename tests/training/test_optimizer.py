@@ -25,7 +25,6 @@ from ..support.training_runs import (
     build_arguments,
     build_settings,
     read_json,
-    read_log,
     run_training,
     weights_of,
 )
@@ -220,16 +219,6 @@ def test_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(corpus, run, 
 
     assert_same_weights(folder, run)
     assert read_json(folder / "run.json")["settings"]["optimizer"] == "muon"
-
-
-def test_rate_of_a_report_is_that_of_all_groups(run):
-    saved = torch.load(run / "checkpoint-2/optimizer.pt", weights_only=True)
-
-    # Two thirds of the way down, for the update that comes next.
-    rates = [group["lr"] for group in saved["param_groups"]]
-    assert rates == pytest.approx([0.01 * 2 / 3] * 3)
-    (report,) = [each for each in read_log(run) if each["step"] == 2 and "loss" in each]
-    assert report["learning_rate"] == pytest.approx(0.01)
 
 
 def test_adapter_is_trained_and_the_rest_stays(corpus, run, tmp_path):

@@ -17,9 +17,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.evaluation import bleu_tokenizers
-from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
-from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs, read_corpus
+from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.training import auto_settings
 from vanilla_transformer_tools.training import plan as module
 from vanilla_transformer_tools.training.auto_settings import Decision
@@ -66,6 +65,7 @@ def test_record_is_that_of_the_plan(tmp_path):
         == 8192
     )
     assert made.record["arguments"]["label_smoothing_factor"] == 0.2
+    assert made.batch_reason == ""
     assert made.record["first_update"] == 0
 
 
@@ -241,14 +241,6 @@ def test_bleu_tokenizer_is_that_of_the_target_language(tmp_path, changes, expect
     assert made.record["bleu_tokenizers"]["validation"]["name"] == expected
 
 
-def test_resumed_run_keeps_its_bleu_tokenizer(tmp_path):
-    previous = {"bleu_tokenizers": {"validation": {"name": "char", "reason": "r", "fits": True}}}
-
-    made = plan(tmp_path, previous=previous, validation=["v"], corpus=corpus_of(validation=PAIRS))
-
-    assert made.bleu_tokenizers == {"validation": BleuTokenizer("char", "r")}
-
-
 @pytest.mark.parametrize(
     ("metric", "expected", "greater"),
     [
@@ -273,24 +265,6 @@ def test_chrf_decides_where_no_tokenizer_fits(tmp_path, metric, expected, greate
 
     assert made.arguments.metric_for_best_model == expected
     assert made.arguments.greater_is_better == greater
-
-
-# The text
-
-
-def test_kept_pairs_are_those_that_no_filter_drops(tmp_path):
-    file = tmp_path / "a.tsv"
-    file.write_text("a\tb\nc\tc\na\tb\n", encoding="utf-8")
-    filters = {"train": [str(file)], "filter_identical": True}
-
-    read = read_corpus(TrainSettings(**filters))
-    once = read_corpus(TrainSettings(**filters, filter_duplicates=True))
-
-    assert [*read.filtered.kept["source"]] == ["a", "a"]
-    assert [*read.read()] == [("a", "b")] * 2
-    assert [*once.filtered.kept["target"]] == ["b"]
-    with pytest.raises(ValueError, match="must leave at least one pair"):
-        read_corpus(TrainSettings(**filters, filter_max_ratio=1, filter_script=["Cyrl", "Cyrl"]))
 
 
 # The size of the batches on a GPU: what fits its memory
@@ -391,18 +365,6 @@ def test_processes_share_what_fits_the_fullest_gpu(monkeypatch):
     room = 3 * ((PLANNED_SHARE * 4 * GIGABYTE - memory.fixed) / memory.per_token)
     assert tokens == room // 1000 * 1000
     assert "4.0 GB" in reason
-
-
-@pytest.mark.parametrize(
-    ("given", "tokens"),
-    [
-        ({"device": "cpu"}, 8192),
-        ({"device": "cpu", "planned": 2048}, 2048),
-        ({"planned": 2048}, 2048),
-    ],
-)
-def test_plan_explains_no_choice_where_there_was_none(monkeypatch, given, tokens):
-    assert choose(monkeypatch, 80, **given) == (tokens, "")
 
 
 def test_estimate_is_near_what_a_step_keeps_for_its_backward_pass():
