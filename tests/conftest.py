@@ -2,11 +2,14 @@
 
 import gc
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # Before any library reads it: no test reaches the Hub.
@@ -149,8 +152,12 @@ each_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANT
 
 
 def pytest_collection_finish() -> None:
-    """Spares collections what imports have made: accelerate collects after every run."""
+    """Spares runs what takes longer than they do: accelerate's collection, a card's template."""
     gc.freeze()
+    if memory := sys.modules.get("accelerate.utils.memory"):
+        memory.gc = SimpleNamespace(collect=lambda: None)
+    if jinja2 := sys.modules.get("jinja2"):
+        jinja2.Environment.compile = cache(jinja2.Environment.compile)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import bz2
 import errno
 import gzip
-import hashlib
 import io
 import lzma
 import os
@@ -19,7 +18,6 @@ import pytest
 
 from vanilla_transformer_tools import files
 from vanilla_transformer_tools.files import (
-    checksum,
     naming_full_disk,
     parse_yaml,
     read_lines,
@@ -101,12 +99,14 @@ def zipped(*members):
         ("a\0b\0\0c\n\0a\0b\n\0\n\n", None),
     ],
 )
-@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress, zipped])
-def test_read_lines_ends_a_line_at_newline_only(tmp_path, text, lines, compress):
+def test_read_lines_ends_a_line_at_newline_only(tmp_path, text, lines):
     path = tmp_path / "lines.txt"
-    path.write_bytes(compress(text.encode()))
+    path.touch()
+    assert list(read_lines(path, may_be_empty=True)) == []
 
-    assert list(read_lines(path)) == (lines or text.split("\n")[:-1])
+    for compress in (bytes, gzip.compress, bz2.compress, lzma.compress, zipped):
+        path.write_bytes(compress(text.encode()))
+        assert list(read_lines(path)) == (lines or text.split("\n")[:-1])
 
 
 # Without the time, which would change the name of a test.
@@ -117,13 +117,10 @@ GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode(), mtime=0)
     ("content", "message"),
     [
         ("gut\nschläft\n".encode("latin-1"), "byte 0xE4 at byte 5 of line 2.*iconv"),
-        *[
-            ("Zwölf\nBoxkämpfer\n".encode(encoding), "must be UTF-8, got .* iconv -f UTF-16")
-            for encoding in ("utf-16", "utf-16-le", "utf-16-be")
-        ],
+        ("Zwölf\n".encode("utf-16"), "must be UTF-8, got .* iconv -f UTF-16"),
+        ("Zwölf\n".encode("utf-16-be"), "must be UTF-8, got .* iconv -f UTF-16"),
         (b"", "is empty"),
         (GZIPPED[:-12], "is a damaged gzip file"),
-        (gzip.compress(GZIPPED, mtime=0), "must be text, got gzip data"),
         (bz2.compress(b"x" * 99)[:20] + bytes(30), "is a damaged bzip2 file"),
         (
             zipped(b"a", b"b"),
@@ -140,18 +137,10 @@ def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
         list(read_lines(path))
 
 
-def test_read_lines_gives_no_lines_of_a_file_that_may_be_empty(tmp_path):
-    path = tmp_path / "text.txt"
-    path.touch()
-
-    assert list(read_lines(path, may_be_empty=True)) == []
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
 @pytest.mark.parametrize("text", [b"ja\n" * 4, b"ja\nneinnein\n", b"j" * 12])
-def test_read_lines_takes_as_much_as_it_may(tmp_path, text, compress):
+def test_read_lines_takes_as_much_as_it_may(tmp_path, text):
     path = tmp_path / "text.txt"
-    path.write_bytes(compress(text))
+    path.write_bytes(gzip.compress(text))
     fault = rf"'{path}' must have at most 11 bytes of text, unpacked, got more"
 
     assert list(read_lines(path, max_bytes=12)) == list(read_lines(path))
@@ -159,25 +148,26 @@ def test_read_lines_takes_as_much_as_it_may(tmp_path, text, compress):
         list(read_lines(path, max_bytes=11))
 
 
-def test_one_long_line_is_not_unpacked_beyond_the_limit(tmp_path):
+def test_no_more_than_a_limit_is_ever_in_memory(tmp_path, monkeypatch):
     path = tmp_path / "text.gz"
-    path.write_bytes(gzip.compress(bytes(2**26)))
+    path.write_bytes(gzip.compress(b"a" * 999 + b"\n" + bytes(2**26)))
+    monkeypatch.setattr(files, "_MOST_BYTES_OF_TEXT", 10)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match="at most 1,000 bytes"):
-            list(read_lines(path, max_bytes=1000))
+        with pytest.raises(ValueError, match="at most 2,000 bytes"):
+            list(read_lines(path, max_bytes=2000))
+        with pytest.raises(ValueError, match="must have at most 10 bytes"):
+            read_text(path)
+        monkeypatch.setattr(files, "LONGEST_LINE", 1000)
+        lines = read_lines(path)
+        assert next(lines) == "a" * 999
+        with pytest.raises(ValueError, match="must have at most 1,000 bytes"):
+            next(lines)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
     assert peak < 2**21
-
-
-def test_checksum_is_sha256_of_the_bytes(tmp_path):
-    content = bytes(range(256)) * 1000
-    (tmp_path / "file").write_bytes(content)
-
-    assert checksum(tmp_path / "file") == hashlib.sha256(content).hexdigest()
 
 
 # Temporary files
@@ -214,15 +204,14 @@ def test_scratch_is_there_until_the_end(tmp_path, make, mode):
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("make", [scratch_folder, scratch_file])
-def test_what_a_killed_process_left_is_deleted_by_the_next(tmp_path, start, make):
+def test_what_a_killed_process_left_is_deleted_by_the_next(tmp_path, start):
     code = HELD + "    die()"
     kill_one(start, code)
     kill_one(start, code.replace("scratch_folder", "scratch_file").replace("(folder", "#"))
     kill_one(start, code.replace("of-", "other-"))
     assert len(names(tmp_path)) == 2  # each deletes what the one before it has left
 
-    with make(tmp_path, "of-") as path:
+    with scratch_file(tmp_path, "of-") as path:
         (other,) = set(names(tmp_path)) - {path.name}
 
     assert names(tmp_path) == [other]
@@ -230,7 +219,15 @@ def test_what_a_killed_process_left_is_deleted_by_the_next(tmp_path, start, make
 
 
 def test_scratch_of_a_living_process_stays(tmp_path, start):
-    process = start(HELD + "    print(folder, flush=True)\n    sys.stdin.read()")
+    code = """
+    child = os.fork()
+    if child:
+        # A child that ends leaves the folder to its maker.
+        os.waitpid(child, 0)
+        print(folder, flush=True)
+        sys.stdin.read()
+    """
+    process = start(HELD + code)
     held = Path(process.stdout.readline().strip())
 
     with scratch_folder(tmp_path, "of-") as path:
@@ -239,19 +236,6 @@ def test_scratch_of_a_living_process_stays(tmp_path, start):
     process.communicate()
     assert names(tmp_path) == []
     assert path != held
-
-
-def test_forked_child_that_ends_leaves_the_folder_to_its_maker(tmp_path, start):
-    code = """
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        print(folder.exists(), flush=True)
-    """
-    process = start(HELD + code)
-
-    assert process.communicate()[0] == "True\n"
-    assert names(tmp_path) == []
 
 
 def test_what_people_named_alike_stays(tmp_path):
@@ -269,32 +253,25 @@ def test_what_people_named_alike_stays(tmp_path):
     assert names(tmp_path) == before
 
 
-def test_what_another_user_left_stays(tmp_path, monkeypatch):
+def test_what_another_user_left_or_nobody_can_lock_stays(tmp_path, monkeypatch):
     left = tmp_path / f"of-{'0' * 16}"
     left.mkdir()
     # Who opens a pipe for reading waits for a writer.
     os.mkfifo(tmp_path / f"of-{'1' * 16}")
-    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
-
-    with scratch_folder(tmp_path, "of-"):
-        assert len(names(tmp_path)) == 3
-    monkeypatch.undo()
-    with scratch_folder(tmp_path, "of-"):
-        assert not left.exists()
-
-
-def test_everything_stays_where_nothing_can_be_locked(tmp_path, monkeypatch):
-    left = tmp_path / f"of-{'0' * 16}"
-    left.mkdir()
 
     def flock(*args):
         raise OSError(errno.EBADF, "no locks here")
 
-    monkeypatch.setattr(files.fcntl, "flock", flock)
-
-    with scratch_folder(tmp_path, "of-") as path:
-        assert path.is_dir()
-    assert names(tmp_path) == [left.name]
+    for place, name, value in (
+        (os, "geteuid", lambda: left.stat().st_uid + 1),
+        (files.fcntl, "flock", flock),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, value)
+            with scratch_folder(tmp_path, "of-"):
+                assert len(names(tmp_path)) == 3
+    with scratch_folder(tmp_path, "of-"):
+        assert not left.exists()
 
 
 # Files that appear whole
@@ -332,7 +309,7 @@ def test_full_disk_is_told_with_its_folder_and_leaves_the_old_file(tmp_path):
     assert names(tmp_path) == ["file.txt"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
 def test_every_kind_of_full_disk_keeps_its_number(tmp_path, number):
     inner = OSError(number, "full")
 
@@ -381,23 +358,3 @@ def test_what_may_never_end_is_not_opened(tmp_path, monkeypatch, kind, read):
 
     with pytest.raises(ValueError, match=f"'odd' must be a regular file, .* got a {kind}"):
         read("odd")
-
-
-def test_gzipped_line_without_an_end_is_refused_before_it_is_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_tools.files.LONGEST_LINE", 1000)
-    file = tmp_path / "bomb.gz"
-    file.write_bytes(gzip.compress(b"a" * 999 + b"\n" + b"b" * 10**6))
-
-    lines = read_lines(file)
-
-    assert next(lines) == "a" * 999
-    with pytest.raises(ValueError, match="must have at most 1,000 bytes"):
-        next(lines)
-
-
-def test_text_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_tools.files._MOST_BYTES_OF_TEXT", 10)
-    (tmp_path / "long.json").write_text("0" * 11)
-
-    with pytest.raises(ValueError, match="must have at most 10 bytes"):
-        read_text(tmp_path / "long.json")

@@ -100,14 +100,11 @@ def corpus(tmp_path):
 COMMANDS = {
     "translate": "translate --model EVIL wort",
     "serve": "serve --model EVIL --port 0",
-    "demo": "demo --model EVIL",
     "export": "export --format ctranslate2 EVIL OUT",
     "train --init_from": "train --init_from EVIL --train CORPUS --output_dir OUT --max_steps 1",
     "distil": "distil --teacher EVIL --train CORPUS --output_dir OUT --max_steps 1",
     "import": "import EVIL OUT",
     "import --mapping": "import --mapping MAPPING EVIL OUT",
-    "import --tokenizer": "import --mapping MAPPING --tokenizer EVIL EVIL/model.safetensors OUT",
-    "import --dry_run": "import --dry_run --mapping MAPPING EVIL OUT",
 }
 
 

@@ -23,7 +23,6 @@ from vanilla_transformer_tools.saved_folder import (
     load_config,
     load_model,
     read_object,
-    read_run,
 )
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
@@ -81,12 +80,7 @@ def test_whole_model_loads_as_saved_without_warnings(folder, said):
     for name, tensor in load_file(folder / "model.safetensors").items():
         assert torch.equal(loaded.state_dict()[name], tensor)
     assert not loaded.training
-
-
-def test_loaded_weights_are_aligned_as_fresh_ones(folder):
-    """On some processors a product of tensors that begin elsewhere has another last bit."""
-    loaded = load_model(str(folder))
-
+    # On some processors a product of tensors that begin elsewhere has another last bit.
     assert {tensor.data_ptr() % 64 for tensor in loaded.parameters()} == {0}
 
 
@@ -99,17 +93,12 @@ def test_loaded_weights_are_aligned_as_fresh_ones(folder):
         (lambda weights: weights | {NORM: torch.ones(5)}, r"1 of another shape .*layer_norm"),
         # One number of many.
         (lambda weights: weights | {NORM: weights[NORM] / torch.arange(24)}, r"1 not finite"),
-        (lambda weights: weights | {NORM: weights[NORM] * torch.nan}, r"1 not finite"),
-        (
-            lambda weights: weights | {f"extra.{n}": torch.ones(1) for n in range(5)},
-            r"5 unknown .*\(extra\.0, extra\.1, extra\.2 and 2 more\)",
-        ),
         (
             lambda weights: without(NORM)(weights) | {"extra": torch.ones(2)},
             "1 missing .*; 1 unknown",
         ),
     ],
-    ids=["tensor", "encoder", "extra", "shape", "infinite", "nan", "five", "all"],
+    ids=["tensor", "encoder", "extra", "shape", "infinite", "two"],
 )
 def test_incomplete_weights_are_refused_in_one_line(folder, said, change, fault):
     change_weights(folder, change)
@@ -131,7 +120,7 @@ def test_pickled_weights_are_not_read(folder):
         load_model(str(folder))
 
 
-@pytest.mark.parametrize("length", [0, 5, 5000])
+@pytest.mark.parametrize("length", [0, 5000])
 def test_cut_weights_without_a_record_are_named(folder, length):
     (folder / RUN_FILE).unlink()
     with open(folder / "model.safetensors", "r+b") as file:
@@ -193,36 +182,36 @@ NAMES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_c
 
 
 @pytest.mark.parametrize("name", [*NAMES, RUN_FILE])
-@pytest.mark.parametrize("content", ["[1]", '{"a":' * 900 + "1" + "}" * 900])
-def test_damaged_json_is_named_by_the_commands(folder, refused, name, content):
-    (folder / name).write_text(content)
+def test_damaged_json_is_named_by_the_commands(folder, refused, name):
+    (folder / name).write_text('{"a":' * 900 + "1" + "}" * 900)
 
     *_, err = refused("translate", "--model", folder, "ab").splitlines()
 
     assert err.startswith(f"vanilla-transformer: {folder / name} must hold a JSON object, got ")
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_tokenizer_that_is_none_is_refused_by_name(folder, name):
-    (folder / name).write_text('{"added_tokens": 3, "backend": []}')
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", {"added_tokens": 3, "backend": []}, "tokenizer"),
+        (RUN_FILE, {"settings": {"max_length": "long"}}, "number as `max_length`, got 'long'"),
+        (RUN_FILE, {"files": []}, rf"{RUN_FILE} of .* must hold size and checksum of each"),
+        (
+            RUN_FILE,
+            {"files": {"a": None}},
+            rf"{RUN_FILE} of .* must hold size and checksum of each",
+        ),
+        (RUN_FILE, {"files": {"/etc/passwd": {"bytes": 1}}}, "files of its folder, got '/etc/pass"),
+        (RUN_FILE, {"files": {"a/../../b": {"bytes": 1}}}, r"files of its folder, got 'a/\.\./"),
+    ],
+)
+def test_file_with_other_content_is_named(folder, name, content, message):
+    (folder / name).write_text(json.dumps(content))
+    if name != RUN_FILE:
+        (folder / RUN_FILE).unlink()
 
-    with pytest.raises(ValueError, match=re.escape(str(folder))):
-        TokenizerPair.from_pretrained(str(folder))
-
-
-def test_odd_settings_of_a_run_are_named(folder):
-    (folder / RUN_FILE).write_text('{"settings": {"max_length": "long"}}')
-
-    with pytest.raises(ValueError, match="whole number as `max_length`, got 'long'"):
+    with pytest.raises(ValueError, match=message):
         Translator.from_pretrained(str(folder))
-
-
-@pytest.mark.parametrize("files", [[], {"model.safetensors": None}])
-def test_record_without_checksums_is_named(folder, files):
-    (folder / RUN_FILE).write_text(json.dumps({"files": files}))
-
-    with pytest.raises(ValueError, match=rf"{RUN_FILE} of .* must hold size and checksum of each"):
-        load_model(str(folder))
 
 
 def test_ids_that_a_generation_config_lacks_are_those_of_the_config(folder):
@@ -246,7 +235,7 @@ def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkey
 
 @pytest.mark.parametrize(
     "resolve",
-    [TokenizerPair.from_pretrained, load_model, read_run, load_config, Translator.from_pretrained],
+    [TokenizerPair.from_pretrained, load_model, load_config],
 )
 def test_name_in_a_folder_is_not_looked_up_on_the_hub(resolve, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -284,7 +273,6 @@ def test_tokenizer_of_another_size_or_with_other_special_ids_is_refused(folder):
     "arguments",
     [
         ["translate", "abc", "--model"],
-        ["export", "--format", "ctranslate2", "{model}", "{out}"],
         ["train", "--train", "{pairs}", "--output_dir", "{out}", "--init_from"],
     ],
     ids=lambda arguments: arguments[0],
@@ -296,10 +284,8 @@ def test_commands_end_with_status_2_when_weights_are_not_finite(
     (tmp_path / "pairs.tsv").write_text("abc\tcba\n")
     names = {"model": folder, "pairs": tmp_path / "pairs.tsv", "out": tmp_path / "out"}
     argv = [argument.format(**names) for argument in arguments]
-    if argv[-1].startswith("--"):
-        argv.append(str(folder))
 
-    assert f"1 not finite ({NORM})" in refused(*argv)
+    assert f"1 not finite ({NORM})" in refused(*argv, folder)
     assert not (tmp_path / "out").exists()
 
 
@@ -311,11 +297,9 @@ def edit(folder, name, **values):
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"d_model": 10**9},
         {"encoder_layers": 10**8},
         {"d_k": 10**9},
         {"decoder_ffn_dim": 10**9},
-        {"vocab_size": 10**9},
         {"position_embedding_type": "learned", "max_position_embeddings": 10**9},
     ],
     ids=str,
@@ -327,11 +311,10 @@ def test_model_far_larger_than_its_weights_is_not_built(folder, sizes):
         load_model(str(folder))
 
 
-@pytest.mark.parametrize("kind", [torch.int64, torch.float8_e4m3fn])
-def test_weights_of_another_kind_of_number_are_refused(folder, kind):
-    change_weights(folder, lambda weights: {name: one.to(kind) for name, one in weights.items()})
+def test_weights_of_another_kind_of_number_are_refused(folder):
+    change_weights(folder, lambda weights: {name: one.long() for name, one in weights.items()})
 
-    with pytest.raises(ValueError, match=r"must be floating-point numbers, got (I64|F8_E4M3)"):
+    with pytest.raises(ValueError, match="must be floating-point numbers, got I64"):
         load_model(str(folder))
 
 
@@ -343,14 +326,6 @@ def test_number_that_is_not_finite_is_refused_in_a_config(folder, name, value):
 
     with pytest.raises(ValueError, match=rf"{name} must hold finite numbers, got .*_penalty"):
         check_objects(folder)
-
-
-@pytest.mark.parametrize("name", ["/etc/passwd", "a/../../secret"])
-def test_record_of_a_file_outside_of_the_folder_is_refused(folder, name):
-    (folder / RUN_FILE).write_text(json.dumps({"files": {name: {"bytes": 1}}}))
-
-    with pytest.raises(ValueError, match=f"must list files of its folder, got '{name}'"):
-        check_files(str(folder))
 
 
 def test_index_of_shards_outside_of_the_folder_is_refused(folder):

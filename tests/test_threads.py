@@ -57,98 +57,66 @@ def machine(monkeypatch, tmp_path) -> Machine:
     return machine
 
 
-@pytest.mark.parametrize(("others", "expected"), [(0.4, 8), (0.6, 7), (3.5, 5), (9, 1)])
-def test_cores_of_other_programs_are_left_to_them(machine, others, expected):
+def threads_beside(machine, **work):
+    """Threads that are used after some time in which so many cores were kept busy."""
     cores = IdleCores()
-    machine.pass_time(INTERVAL, others=others)
-
-    cores.use()
-
-    assert machine.threads == expected
-
-
-def test_own_work_and_that_of_children_leaves_cores_idle(machine):
-    cores = IdleCores()
-    machine.pass_time(INTERVAL, others=1, own=4, children=2)
-
-    cores.use()
-
-    assert machine.threads == 7
-
-
-@pytest.fixture
-def write_quota(tmp_path):
-    """Writes the quota of a control group, in both versions."""
-
-    def write(folder: str, *texts: str) -> None:
-        place = tmp_path / folder
-        place.mkdir(parents=True, exist_ok=True)
-        names = ("cpu.max",) if len(texts) == 1 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        for name, text in zip(names, texts, strict=True):
-            (place / name).write_text(text)
-
-    return write
-
-
-def threads_beside_three(machine):
-    """Threads on eight cores, of which three are busy."""
-    cores = IdleCores()
-    machine.pass_time(INTERVAL, others=3)
+    machine.pass_time(INTERVAL, **work)
     cores.use()
     return machine.threads
 
 
+@pytest.mark.parametrize(("others", "expected"), [(0.4, 8), (0.6, 7), (3.5, 5), (9, 1)])
+def test_cores_of_other_programs_are_left_to_them(machine, others, expected):
+    assert threads_beside(machine, others=others) == expected
+
+
+def test_own_work_and_that_of_children_leaves_cores_idle(machine):
+    assert threads_beside(machine, others=1, own=4, children=2) == 7
+
+
+SECOND = "7:memory:/other\n0::/a.slice/b:c.service\n"
+FIRST = "4:cpu,cpuacct:/slurm/job_1\n1:name=systemd:/other\n0::/\n"
+
+
 @pytest.mark.parametrize(
-    ("quota", "expected"), [("250000 100000", 2), ("50000 100000", 1), ("max 100000", 5)]
-)
-def test_quota_of_a_container_is_kept(machine, write_quota, quota, expected):
-    write_quota("", quota)
-
-    assert threads_beside_three(machine) == expected
-
-
-@pytest.mark.parametrize(
-    ("quotas", "expected"),
+    ("groups", "quotas", "expected"),
     [
-        ({"a.slice/b:c.service": "300000"}, 3),
-        ({"a.slice": "200000", "a.slice/b:c.service": "400000"}, 2),
-        ({"other.slice": "100000"}, 5),
+        # A container's own group is the root that it sees.
+        ("", {"cpu.max": "250000 100000"}, 2),
+        ("", {"cpu.max": "50000 100000"}, 1),
+        ("", {"cpu.max": "max 100000"}, 5),
+        (
+            SECOND,
+            {"a.slice/cpu.max": "2000 1000", "a.slice/b:c.service/cpu.max": "4000 1000"},
+            2,
+        ),
+        (SECOND, {"other/cpu.max": "1000 1000"}, 5),
+        (FIRST, {"cpu/slurm/cpu.cfs_quota_us": "2000", "cpu/slurm/cpu.cfs_period_us": "1000"}, 2),
+        (FIRST, {"cpu/other/cpu.cfs_quota_us": "1000", "cpu/other/cpu.cfs_period_us": "1000"}, 5),
     ],
 )
 def test_smallest_quota_of_the_own_groups_and_those_above_is_kept(
-    machine, write_quota, tmp_path, quotas, expected
+    machine, tmp_path, groups, quotas, expected
 ):
-    (tmp_path / "own").write_text("7:memory:/other.slice\n0::/a.slice/b:c.service\n")
-    for folder, quota in quotas.items():
-        write_quota(folder, f"{quota} 100000")
+    (tmp_path / "own").write_text(groups)
+    for name, quota in quotas.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(quota)
 
-    assert threads_beside_three(machine) == expected
-
-
-def test_quota_of_a_group_of_the_first_version_is_kept(machine, write_quota, tmp_path):
-    (tmp_path / "own").write_text("4:cpu,cpuacct:/slurm/job_1\n1:name=systemd:/other\n0::/\n")
-    write_quota("cpu/slurm", "200000", "100000")
-    write_quota("cpu/other", "100000", "100000")
-
-    assert threads_beside_three(machine) == 2
+    assert threads_beside(machine, others=3) == expected
 
 
-@pytest.mark.parametrize("cores", [[0, 1, 8]])
-def test_cores_count_as_idle_when_one_of_them_is_not_listed(machine, monkeypatch, cores):
-    monkeypatch.setattr(threads, "_cores", lambda: cores)
+def test_cores_count_as_idle_when_one_of_them_is_not_listed(machine, monkeypatch):
+    monkeypatch.setattr(threads, "_cores", lambda: [0, 1, 8])
 
-    assert threads_beside_three(machine) == len(cores)
+    assert threads_beside(machine, others=3) == 3
 
 
 def test_number_that_the_user_has_set_stays(machine, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(threads, "_look", lambda: pytest.fail("looked"))
-    cores = IdleCores()
-    machine.pass_time(INTERVAL, others=3)
+    monkeypatch.setattr(threads, "_work_of_others", lambda: pytest.fail("looked"))
 
-    cores.use()
-
-    assert machine.threads == 0
+    assert threads_beside(machine, others=3) == 0
 
 
 def test_this_machine_is_counted(monkeypatch):

@@ -18,11 +18,10 @@ import shutil
 import stat
 import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import xxhash
 import yaml
@@ -137,10 +136,7 @@ def read_lines(
         kind = compression_of(raw.read(HEAD))
         raw.seek(0)
         try:
-            stream = _unpacked(raw, kind, path)
-            lines: Iterable[bytes] = iter(partial(stream.readline, LONGEST_LINE + 1), b"")
-            if max_bytes is not None:
-                lines = _limited(stream, path, max_bytes)
+            lines = _lines_of(_unpacked(raw, kind, path), path, max_bytes)
             for text in decode_lines(lines, path):
                 yield text
                 number += 1
@@ -165,10 +161,12 @@ def _unpacked(raw: BinaryIO, kind: Compression | None, path: str | os.PathLike[s
         raise ValueError(f"{os.fspath(path)!r} is a {kind.name} file, which {error}.") from error
 
 
-def _limited(stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int) -> Iterator[bytes]:
-    """The lines of a stream, none of which is read beyond the limit."""
-    left = max_bytes
-    while line := stream.readline(left + 1):
+def _lines_of(
+    stream: BinaryIO, path: str | os.PathLike[str], max_bytes: int | None
+) -> Iterator[bytes]:
+    """The lines of a stream, none of which is read beyond a limit."""
+    left = sys.maxsize if max_bytes is None else max_bytes
+    while line := stream.readline(min(left, LONGEST_LINE) + 1):
         left -= len(line)
         if left < 0:
             raise ValueError(
@@ -304,6 +302,21 @@ def written_whole(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
 
 
+@contextmanager
+def opened_whole(paths: Iterable[Path]) -> Iterator[list[TextIO]]:
+    r"""Text files to write, each as `written_whole` does; line ends stay `\n`.
+
+    They are put in place together at the end of the block, unless it fails.
+    """
+    with ExitStack() as stack:
+        temporary = [stack.enter_context(written_whole(path)) for path in paths]
+        # Closed before they are put in place: the last one entered is the first one left.
+        yield [
+            stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
+            for path in temporary
+        ]
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> Path:
     r"""Writes lines, each ending in `\n`, as `written_whole` does."""
     write_together({path: lines})
@@ -312,34 +325,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> Path:
 
 def write_together(contents: Mapping[Path, Iterable[str]]) -> None:
     """Writes the lines of several files, and puts the files in place once all are written."""
-    with ExitStack() as stack:
-        for path, lines in contents.items():
-            temporary = stack.enter_context(written_whole(path))
-            with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(f"{line}\n" for line in lines)
-
-
-@contextmanager
-def rows_written(paths: Sequence[Path], rows: Iterable[Sequence[str]]) -> Iterator[None]:
-    """Writes rows, each column to a file of its own, a row a line.
-
-    The block runs when all are written; at its end the files are put in place, unless it fails.
-
-    Args:
-        paths: One for each column.
-        rows: With as many texts as there are paths, without line ends.
-    """
-    with ExitStack() as places:
-        temporary = [places.enter_context(written_whole(path)) for path in paths]
-        with ExitStack() as opened:
-            files = [
-                opened.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-                for path in temporary
-            ]
-            for row in rows:
-                for file, text in zip(files, row, strict=True):
-                    file.write(f"{text}\n")
-        yield
+    with opened_whole(contents) as files:
+        for file, lines in zip(files, contents.values(), strict=True):
+            file.writelines(f"{line}\n" for line in lines)
 
 
 # Names the folder of converted models. Set but empty: neither these nor token ids are kept.

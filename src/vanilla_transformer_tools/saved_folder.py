@@ -6,7 +6,6 @@ the files that results depend on. Nothing that differs from its record is loaded
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite, prod
@@ -212,39 +211,24 @@ def check_objects(folder: Path, names: Sequence[str] = _OBJECT_FILES) -> None:
             or the folder holds a pipe, a device or a socket, from which reading might never end.
         OSError: If one cannot be read.
     """
-    for place in (folder, folder / TARGET_FOLDER):
-        _refuse_special_files(place)
+    for path in (*folder.glob("*"), *folder.glob(f"{TARGET_FOLDER}/*")):
+        # A link that leads nowhere is for nobody a file of the model.
+        if path.exists() and (kind := special_kind(path)):
+            raise ValueError(
+                f"{str(path.parent)!r} must hold files, got {kind} called {path.name!r}. Take it "
+                "out."
+            )
     for name in names:
         values = read_object(folder / name) if (folder / name).exists() else {}
         for field, value in values.items():
-            if name in _CONFIG_FILES and _is_not_finite(value):
+            # Transformers writes infinities as objects with this key.
+            is_infinite = isinstance(value, dict) and "__float__" in value
+            is_infinite |= isinstance(value, float) and not isfinite(value)
+            if name in _CONFIG_FILES and is_infinite:
                 raise ValueError(
                     f"{folder / name} must hold finite numbers, got {value!r} for `{field}`. "
                     "Restore the file."
                 )
-
-
-def _is_not_finite(value: Any) -> bool:
-    # Transformers writes infinities as objects with this key.
-    return (
-        "__float__" in value
-        if isinstance(value, dict)
-        else (isinstance(value, float) and not isfinite(value))
-    )
-
-
-def _refuse_special_files(folder: Path) -> None:
-    if not folder.is_dir():
-        return
-    with os.scandir(folder) as entries:
-        # Links that lead nowhere are neither, and for nobody a file of the model.
-        odd = [entry for entry in entries if not (entry.is_file() or entry.is_dir())]
-    for entry in odd:
-        if os.path.exists(entry.path):
-            raise ValueError(
-                f"{str(folder)!r} must hold files, got {special_kind(entry.path)} called "
-                f"{entry.name!r}. Take it out."
-            )
 
 
 def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, Any]:

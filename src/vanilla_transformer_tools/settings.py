@@ -6,7 +6,7 @@ Nothing here imports torch, so that `--help` answers immediately.
 import re
 from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -404,6 +404,7 @@ class TrainSettings:
         if is_on_hub and not self.dataset_tags:
             object.__setattr__(self, "dataset_tags", list(self.train))
 
+    @cached_property
     def paths_of_validation(self) -> dict[str, list[str]]:
         """Paths of each validation set by name, the set of `--validation` first.
 

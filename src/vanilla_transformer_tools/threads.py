@@ -9,7 +9,6 @@ import math
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -38,59 +37,37 @@ class IdleCores:
     """
 
     def __init__(self) -> None:
-        self._before = None if "OMP_NUM_THREADS" in os.environ else _look()
+        self._is_free = "OMP_NUM_THREADS" not in os.environ
+        if self._is_free:
+            self._began, self._before = time.monotonic(), _work_of_others()
 
     def use(self) -> None:
         """Counts idle cores and uses them; to be called in the thread that computes."""
-        if self._before is None:
+        if not self._is_free:
             return
-        time.sleep(max(0.0, INTERVAL - (time.monotonic() - self._before.clock)))
-        idle = len(_cores()) - _look().cores_of_others(self._before)
+        time.sleep(max(0.0, INTERVAL - (time.monotonic() - self._began)))
+        work = max(0.0, _work_of_others() - self._before)
+        cores = len(_cores())
+        idle = cores - work / (time.monotonic() - self._began)
         # Imported late, so that the clock can start before torch is loaded.
         import torch
 
-        torch.set_num_threads(max(1, min(_allowed(), math.floor(idle + 0.5))))
+        torch.set_num_threads(max(1, min(cores, *_quotas(), math.floor(idle + 0.5))))
 
 
-@dataclass(frozen=True)
-class _Look:
-    """Seconds at one moment.
-
-    Attributes:
-        clock: Time of a monotonic clock.
-        busy: Work on our cores; None: the system does not say.
-        own: Work by this process and its children.
-    """
-
-    clock: float
-    busy: float | None
-    own: float
-
-    def cores_of_others(self, before: "_Look") -> float:
-        """How many of our cores other programs have kept busy since an earlier look."""
-        if self.busy is None or before.busy is None:
-            return 0.0
-        work = self.busy - before.busy - (self.own - before.own)
-        return max(0.0, work) / (self.clock - before.clock)
-
-
-def _look() -> _Look:
+def _work_of_others() -> float:
+    """Seconds that other programs have worked on our cores; 0 where the system does not say."""
     times, cores = psutil.cpu_times(percpu=True), _cores()
-    busy = None
     # Where some cores are offline or hidden, the places in the list are not their numbers.
-    if max(cores) < len(times):
-        busy = sum(getattr(times[core], kind, 0.0) for core in cores for kind in _WORK)
+    if max(cores) >= len(times):
+        return 0.0
+    busy = sum(getattr(times[core], kind, 0.0) for core in cores for kind in _WORK)
     process = psutil.Process()
     own = sum(process.cpu_times()[:4])
     for child in process.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             own += sum(child.cpu_times()[:2])
-    return _Look(time.monotonic(), busy, own)
-
-
-def _allowed() -> int:
-    """Cores that this process may keep busy: those it may run on, within the smallest quota."""
-    return min([len(_cores()), *_quotas()])
+    return busy - own
 
 
 def _cores() -> list[int]:

@@ -26,6 +26,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training import run
 from vanilla_transformer_tools.training.recipe import recipe
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.stopping import StopOnRequest
@@ -157,6 +158,7 @@ def train_on_token_batches(corpus: Path, folder: Path) -> None:
     changes = {"num_train_epochs": 2, "save_strategy": "epoch", "warmup_steps": 0}
     # Two processes have 42 places: for each of the fourteen pairs three.
     changes["per_device_eval_batch_size"] = 21
+    changes["generation_max_length"] = 12
     train(settings, build_arguments(folder, **recipe(settings) | PLAIN_DESCENT | changes))
 
 
@@ -185,6 +187,8 @@ def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
 def main() -> None:
     """Writes what the tests compare with a single process."""
     folder = Path(sys.argv[1])
+    # Drawing takes longer than training.
+    run.plot_curves = lambda *_: None
     gradients = {
         (split, smoothing): gradients_of_one_update(folder, split, smoothing)
         for split, smoothing in SHARED
@@ -200,7 +204,7 @@ def train_and_stop(folder: Path, rank: int) -> None:
     train_on_token_batches(folder, folder / "model")
 
     # The signal of a Ctrl-C need not reach all processes, and their clocks differ.
-    stop, finish = StopOnRequest(None), StopOnRequest(None, finish_within=0.0)
+    stop, finish = (StopOnRequest(TrainSettings(finish_within=each)) for each in (None, 0.0))
     stop.interrupted = finish.asked = rank == 1
     updates = [updates_until_stop(folder, end) for end in (stop, finish)]
     torch.save(updates, folder / f"updates-{rank}.pt")

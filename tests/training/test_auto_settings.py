@@ -1,12 +1,16 @@
-"""What `--minutes` decides, by text and speed alone."""
+"""What `--minutes` decides, by text and speed alone; counts of pairs, counted by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
+import torch
+from datasets import Dataset
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training import corpus_stats as module
 from vanilla_transformer_tools.training.auto_settings import (
     RULES,
     Decision,
@@ -55,6 +59,7 @@ def decided(stats, given=(), settings=SETTINGS):
     ("stats", "changes", "expected"),
     [
         (CAPTIONS, {}, {"tokenizer_kind": "bpe", "vocab_size": 10_000, "preset": "tiny"}),
+        (CAPTIONS, {}, dict.fromkeys(("unicode_form", "max_length", "metrics", "r_drop"))),
         (CAPTIONS, {"pairs": 9000}, {"vocab_size": 4000}),
         (CAPTIONS, {"pairs": 2_000_000}, {"vocab_size": 32_000, "preset": "tiny"}),
         (CAPTIONS, {"copied_words": 0.3}, {"vocab_size": 2000}),
@@ -65,12 +70,10 @@ def decided(stats, given=(), settings=SETTINGS):
         (WORDS, {"words": 9, "characters": 40}, {"tokenizer_kind": "char"}),
         (WORDS, {"words": 9, "characters": 41}, {"tokenizer_kind": "bpe"}),
         (WORDS, {"long_characters": 200, "alphabet_apart": 61}, {"max_length": None}),
-        (CAPTIONS, {"alphabet_apart": 9}, {"tokenizer_kind": "bpe", "unicode_form": None}),
+        (CAPTIONS, {"alphabet_apart": 9}, {"unicode_form": None}),
         (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.008}),
         (CAPTIONS, {"minutes": 3}, {"dropout": 0.0}),
-        (CAPTIONS, {"minutes": 4}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 29}, {"dropout": 0.1}),
-        (CAPTIONS, {"minutes": 31}, {"dropout": 0.2}),
         (CAPTIONS, {"minutes": 60}, {"dropout": 0.3}),
         (CAPTIONS, {"minutes": 31, "copied_words": 0.3}, {"dropout": 0.1}),
         (CAPTIONS, {"minutes": 120}, {"r_drop": 2.0, "max_tokens_per_batch": 2048}),
@@ -79,15 +82,13 @@ def decided(stats, given=(), settings=SETTINGS):
         # 35 tokens a pair, 46 in the shorter pieces that copy, and 140.
         (CAPTIONS, {"minutes": 10}, {"max_validation_pairs": 200}),
         (CAPTIONS, {"minutes": 10, "copied_words": 0.3}, {"max_validation_pairs": 152}),
-        (CAPTIONS, {"minutes": 10, "characters": 552}, {"max_validation_pairs": 50}),
-        (CAPTIONS, {"speed": 2e6, "pairs": 200_000}, {"preset": "small"}),
+        (CAPTIONS, {"speed": 2e6, "pairs": 200_000}, {"preset": "small", "optimizer": None}),
         (CAPTIONS, {"speed": 1e7, "pairs": 1_500_000}, {"preset": "base"}),
         (SYMBOLS, {}, {"tokenizer_kind": "word", "metrics": ["wer", "per"], "dropout": 0.2}),
         (SYMBOLS, {"minutes": 5}, {"max_tokens_per_batch": 1024, "learning_rate": 0.006}),
         (PATTERN, {}, {"dropout": 0.1, "label_smoothing_factor": 0.0, "learning_rate": 0.004}),
         (CAPTIONS, {}, {"optimizer": "muon"}),
         (CAPTIONS, {"device": "cuda"}, {"optimizer": None, "learning_rate": 0.003}),
-        (CAPTIONS, {"speed": 2e6, "pairs": 200_000}, {"optimizer": None}),
     ],
 )
 def test_rule_decides_by_the_stats(stats, changes, expected):
@@ -96,48 +97,24 @@ def test_rule_decides_by_the_stats(stats, changes, expected):
     assert {name: values.get(name) for name in expected} == expected
 
 
-def test_most_defaults_of_captions_stay():
-    assert decided(CAPTIONS).keys() == {
-        *("tokenizer_kind", "vocab_size", "preset", "dropout", "max_tokens_per_batch"),
-        *(
-            "optimizer",
-            "learning_rate",
-            "warmup_steps",
-            "average_last",
-            "max_validation_pairs",
-            "eval_steps",
-        ),
-    }
+@pytest.mark.parametrize(
+    ("changes", "config", "share"),
+    [
+        ({}, [], 1),
+        ({"batches_per_update": 8}, [], 1 / 8),
+        ({}, ["encoder_layers=2", "decoder_layers=2"], 2),
+        ({}, ["d_model=128", "dropout=0.2"], 1),
+    ],
+)
+def test_evaluations_and_warm_up_are_shares_of_the_updates(changes, config, share):
+    settings = dataclasses.replace(SETTINGS, config=config)
 
-
-def test_evaluations_are_spread_over_the_updates():
-    values = decided(CAPTIONS)
+    values = decided(dataclasses.replace(CAPTIONS, **changes), (), settings)
 
     # 30 minutes of 10,000 tokens a second, of which a share is for updates.
-    updates = 30 * 60 * 10_000 * 0.85 / values["max_tokens_per_batch"]
-    assert values["eval_steps"] == round(updates / 12)
-    assert values["warmup_steps"] == round(updates / 10)
-
-
-def test_updates_are_those_of_accumulated_batches():
-    steps = [
-        decided(dataclasses.replace(CAPTIONS, minutes=60, batches_per_update=number))["eval_steps"]
-        for number in (1, 8)
-    ]
-
-    assert steps[0] == pytest.approx(8 * steps[1], rel=0.01)
-
-
-def test_cost_is_that_of_the_sizes_in_the_config():
-    half = dataclasses.replace(SETTINGS, config=["encoder_layers=2", "decoder_layers=2"])
-    named = dataclasses.replace(SETTINGS, config=["d_model=128", "dropout=0.2"])
-
-    steps, fewer, as_many = (
-        decided(CAPTIONS, (), settings)["eval_steps"] for settings in (half, SETTINGS, named)
-    )
-
-    assert steps == pytest.approx(2 * fewer, rel=0.01)
-    assert as_many == fewer
+    updates = share * 30 * 60 * 10_000 * 0.85 / values["max_tokens_per_batch"]
+    assert values["eval_steps"] == pytest.approx(updates / 12, rel=0.01)
+    assert values["warmup_steps"] == pytest.approx(min(updates / 10, 1000), rel=0.01)
 
 
 # 20 ms to launch the kernels of a batch, and 50 with Trainer's work.
@@ -175,12 +152,8 @@ def test_given_options_are_left_alone_and_later_rules_follow_them():
     assert values["warmup_steps"] < decided(CAPTIONS)["warmup_steps"]
 
 
-@pytest.mark.parametrize("given", ["optim", "optimizer"])
-def test_rate_is_that_of_adam_if_the_user_chose_the_optimizer(given):
-    values = decided(CAPTIONS, {given})
-
-    assert "optimizer" not in values
-    assert values["learning_rate"] == 0.003
+def test_rate_is_that_of_adam_if_the_user_chose_the_optimizer():
+    assert decided(CAPTIONS, {"optim"})["learning_rate"] == 0.003
 
 
 @pytest.mark.parametrize("option", RULES)
@@ -192,18 +165,18 @@ def test_every_rule_yields(option):
     assert option not in decided(dataclasses.replace(CAPTIONS, minutes=120), {option}, settings)
 
 
-def test_dropout_of_the_config_is_given():
-    settings = dataclasses.replace(SETTINGS, config=["dropout=0.5", "d_model=64"])
-
-    assert "dropout" not in decided(CAPTIONS, {"config"}, settings)
-
-
-def test_strategy_of_the_user_keeps_its_steps():
-    assert "eval_steps" not in decided(CAPTIONS, {"eval_strategy"})
-
-
-def test_metrics_stay_when_the_user_names_the_one_that_decides():
-    assert "metrics" not in decided(SYMBOLS, {"metric_for_best_model"})
+@pytest.mark.parametrize(
+    ("given", "changes", "left"),
+    [
+        ("config", {"config": ["dropout=0.5", "d_model=64"]}, "dropout"),
+        ("eval_strategy", {}, "eval_steps"),
+        ("metric_for_best_model", {}, "metrics"),
+        ("optim", {}, "optimizer"),
+    ],
+)
+def test_option_that_another_one_decides_is_left_alone(given, changes, left):
+    assert left in decided(SYMBOLS)
+    assert left not in decided(SYMBOLS, {given}, dataclasses.replace(SETTINGS, **changes))
 
 
 def with_saved_tokenizer(folder, **options):
@@ -215,7 +188,6 @@ def with_saved_tokenizer(folder, **options):
 @pytest.mark.parametrize(
     ("options", "of_tokenizers"),
     [
-        ({"kind": "char"}, {"tokenizer_kind": "char"}),
         (
             {"kind": "char", "unicode_form": "NFD"},
             {"tokenizer_kind": "char", "unicode_form": "NFD"},
@@ -236,7 +208,6 @@ def test_rules_follow_saved_tokenizers(options, of_tokenizers, tmp_path):
 
 def test_decision_is_a_line_with_its_reason():
     assert str(Decision("vocab_size", 4000, "few")) == "chosen      --vocab_size 4000: few"
-    assert str(Decision("pretokenized", True, "x")) == "chosen      --pretokenized: x"
     assert str(Decision("dropout", 0.1, "x")) == "chosen      --config dropout=0.1: x"
     assert str(Decision("metrics", ["wer", "per"], "x")) == "chosen      --metrics wer per: x"
 
@@ -251,3 +222,53 @@ def test_resumed_run_follows_the_options_that_it_is_given():
     given = {"metrics", "save_steps", "config"}
 
     assert decisions_on_record(previous, settings, given) == tuple(made[:1])
+
+
+# What the rules go by
+
+
+@pytest.fixture
+def stats_of(monkeypatch):
+    monkeypatch.setattr(module, "training_speed", lambda arguments: module.Speed(2))
+    arguments = SimpleNamespace(device=torch.device("cpu"), gradient_accumulation_steps=1)
+
+    def measure(*pairs):
+        columns = zip(("source", "target"), zip(*pairs, strict=True), strict=True)
+        dataset = Dataset.from_dict({name: list(values) for name, values in columns})
+        return module.measure(1, arguments, dataset)
+
+    return measure
+
+
+def test_stats_are_counted(stats_of):
+    stats = stats_of(("ab cd", "xy"), ("ab", "ab cd efgh ij"))
+
+    assert (stats.pairs, stats.distinct_words) == (2, 5)
+    assert (stats.source_words, stats.words) == (1.5, 4.0)
+    assert (stats.source_characters, stats.characters) == (3.5, 11.0)
+    assert stats.occurrences == 8 / 5
+    assert stats.long_characters == 12
+    # The alphabet whole and in parts.
+    stats = stats_of(("한 é", "ee\u0301"))
+    assert (stats.alphabet, stats.alphabet_apart) == (5, 6)
+    assert stats.growth_apart == 9 / 6
+    # Long words of the same pair.
+    stats = stats_of(("int openFile ;", "int openFile ;"), ("none", "other openFile"))
+    assert stats.copied_words == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "speed"),
+    [
+        ([0.5], (200, 0.0)),
+        # A second for each 900 tokens more; the first hundred take 0.5 s all the same.
+        ([0.5, 1.5], (900, 0.5 - 100 / 900)),
+        # No difference that the clock shows: a tenth of 0.5 s.
+        ([0.5, 0.4], (900 / 0.04, 0.5 - 0.04 / 9)),
+        ([0.1, 1.1], (900, 0.0)),
+    ],
+)
+def test_speed_is_a_line_through_two_batches(seconds, speed):
+    found = module._line_through([100, 1000][: len(seconds)], seconds)
+
+    assert found == pytest.approx(speed)

@@ -66,38 +66,26 @@ both_launches = pytest.mark.parametrize("kind", ["accelerate", "fsdp"])
 
 
 @both_launches
-def test_two_processes_train_the_model_of_one(launched, alone, kind):
+def test_two_processes_train_the_model_of_one_and_translate_like_it(launched, alone, kind):
     assert_same_weights(launched(kind), alone[0])
 
-
-@both_launches
-def test_two_processes_translate_like_one(launched, alone, kind):
     # Each process translates its half; both halves are gathered in both processes.
     for report in reports(launched(kind)):
         assert report["predictions"] == alone[1]["predictions"]
 
 
-def test_every_weight_is_sharded_under_fsdp(launched):
-    for report in reports(launched("fsdp")):
-        assert report["sharded"] == report["parameters"]
-
-
 def test_folder_saved_under_fsdp_holds_all_that_is_promised(launched, alone):
-    saved = {path.name for path in launched("fsdp").iterdir()}
+    folder, expected = launched("fsdp"), alone[0]
 
-    assert saved == {path.name for path in alone[0].iterdir()} | {"report-0.json", "report-1.json"}
+    for report in reports(folder):
+        assert report["sharded"] == report["parameters"]
+    saved = {path.name for path in folder.iterdir()}
+    assert saved == {path.name for path in expected.iterdir()} | {"report-0.json", "report-1.json"}
     assert saved >= HUB_FILES.keys()
     for name in ("config.json", *HUB_FILES):
-        assert (launched("fsdp") / name).read_text() == (alone[0] / name).read_text()
-
-
-def test_folder_saved_under_fsdp_loads(launched, alone):
-    loaded, expected = map(AutoModelForSeq2SeqLM.from_pretrained, (launched("fsdp"), alone[0]))
-
+        assert (folder / name).read_text() == (expected / name).read_text()
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert loaded.lm_head.weight is loaded.model.encoder.embed_tokens.weight
-    ids = torch.tensor([[5, 9, 2]])
-    logits = [model(input_ids=ids, decoder_input_ids=ids).logits for model in (loaded, expected)]
-    torch.testing.assert_close(*logits)
 
 
 # The command under FSDP
@@ -149,8 +137,10 @@ def command_sharded(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     )
 
 
-def test_command_under_fsdp_ends_in_the_folder_of_one_process(command_alone, command_sharded):
-    folder, _ = command_sharded
+def test_command_under_fsdp_ends_in_the_folder_of_one_process(
+    corpus, command_alone, command_sharded
+):
+    folder, printed = command_sharded
 
     ids = torch.tensor([[5, 9, 2]])
     logits = [
@@ -163,6 +153,11 @@ def test_command_under_fsdp_ends_in_the_folder_of_one_process(command_alone, com
     records = [read_json(each / "run.json") for each in (command_alone, folder)]
     assert records[0]["weights"] == records[1]["weights"]
     assert records[0]["parameters"] == records[1]["parameters"]
+    assert printed.count("no batches are tried") == 2
+    assert "(mean of the last 2 checkpoints)" in printed
+    assert "(exponential moving average, 0.8)" in printed
+    with pytest.raises(ValueError, match="continues checkpoint-12 with FSDP"):
+        train([*command_options(corpus, folder), "--max_steps", "14", "--resume"])
 
 
 @pytest.mark.parametrize("update", [6, 12])
@@ -178,14 +173,6 @@ def test_checkpoints_under_fsdp_are_those_of_one_process(command_alone, command_
         for key, weight in expected.items():
             torch.testing.assert_close(actual[key], weight, rtol=0, atol=1e-4)
     assert not list(folder.glob("checkpoint-*/pytorch_model_fsdp*"))
-
-
-def test_command_under_fsdp_tries_averages_but_no_batches(command_sharded):
-    _, printed = command_sharded
-
-    assert printed.count("no batches are tried") == 2
-    assert "(mean of the last 2 checkpoints)" in printed
-    assert "(exponential moving average, 0.8)" in printed
 
 
 @pytest.mark.parametrize("is_sharded", [False, True], ids=["whole", "fsdp"])
@@ -204,10 +191,3 @@ def test_muon_in_two_processes_is_that_of_one(corpus, tmp_path, is_sharded):
 
     weights = [load_file(Path(folder, "model.safetensors")) for folder in (together, alone)]
     torch.testing.assert_close(*weights, rtol=0, atol=1e-5)
-
-
-def test_run_under_fsdp_is_not_resumed_without_it(corpus, command_sharded):
-    folder, _ = command_sharded
-
-    with pytest.raises(ValueError, match="continues checkpoint-12 with FSDP"):
-        train([*command_options(corpus, folder), "--max_steps", "14", "--resume"])

@@ -83,22 +83,13 @@ def test_processes_wait_as_long_as_asked_for(group, tmp_path):
     assert seconds_to_wait() == 7
 
 
-def test_single_process_waits_for_nobody(tmp_path):
-    limit_waiting(build_arguments(tmp_path, ddp_timeout=7))
-
-    assert not distributed.is_initialized()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [("killed", r"(closed|reset) by peer|Broken pipe"), ("silent", "Timed out waiting 5000ms")],
-)
-def test_run_ends_with_a_message_when_a_process_is_lost(tmp_path, how, reason):
+def test_run_ends_with_a_message_when_a_process_is_lost(tmp_path):
     write_corpus(tmp_path)
 
-    done = run_processes(lose_a_process.__file__, tmp_path, how)
+    done = run_processes(lose_a_process.__file__, tmp_path)
 
     assert (tmp_path / "status-0").read_text() == "2"
-    assert re.search(f"vanilla-transformer: lost another process: .*({reason})", done.stderr)
+    lost = "vanilla-transformer: lost another process: .*Timed out waiting 3000ms"
+    assert re.search(lost, done.stderr)
     assert "Traceback" not in done.stderr

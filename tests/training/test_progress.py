@@ -10,6 +10,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.reports import Progress
 from vanilla_transformer_tools.training.stopping import StopOnRequest
 
@@ -30,7 +31,7 @@ class Run:
         defaults = {"disable_tqdm": False, "should_log": True, "gradient_accumulation_steps": 2}
         defaults |= {"metric_for_best_model": "bleu"}
         self.arguments = SimpleNamespace(**defaults | arguments)
-        self.stop = StopOnRequest(None)
+        self.stop = StopOnRequest(TrainSettings())
         self.stack = ExitStack()
         data = SimpleNamespace(tokens=600, batches=3, is_corpus=is_corpus)
         self.progress = Progress(data, self.stop, self.stack)
@@ -84,13 +85,18 @@ def test_time_left_ends_at_the_deadline(monkeypatch, capsys):
 
 
 def test_resumed_run_counts_its_own_updates_only(monkeypatch, capsys):
-    run = Run(monkeypatch, first=80)
+    run = Run(monkeypatch, first=80, is_corpus=False)
 
     run.update(10, seconds=20)
     run.report()
+    run.arguments.should_log = False
+    run.report()
+    run.arguments.should_log = True
     run.tell("on_log", logs={"train_runtime": 75.0, "train_loss": 3.0})
 
     report, end = capsys.readouterr().out.splitlines()
+    # A stream has no epochs.
+    assert report.startswith("step  90/100  loss 3.142  learning rate")
     assert report.endswith("  200 tokens/s  00:20 left")
     assert end == "trained     10 updates in 01:15"
 
@@ -108,25 +114,6 @@ def test_evaluating_and_saving_count_for_the_time_left_but_not_for_the_speed(mon
     validation, report = capsys.readouterr().out.splitlines()
     assert validation == "step   5/100  epoch 0.12  validation loss 2.500  bleu 12.35  chrf 40.00"
     assert report.endswith("  200 tokens/s  15:00 left")
-
-
-def test_stream_has_no_epochs(monkeypatch, capsys):
-    run = Run(monkeypatch, is_corpus=False)
-
-    run.update(10, seconds=20)
-    run.report()
-
-    assert capsys.readouterr().out.startswith("step  10/100  loss 3.142  learning rate")
-
-
-def test_process_that_does_not_log_prints_nothing(monkeypatch, capsys):
-    run = Run(monkeypatch, should_log=False)
-
-    run.update(10, seconds=20)
-    run.report()
-    run.validate()
-
-    assert capsys.readouterr().out == ""
 
 
 def test_terminal_has_one_bar_below_the_validation_scores(monkeypatch):
@@ -196,12 +183,6 @@ def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
 
     lines = screen.lines
     lines = lines[next(row for row, line in enumerate(lines) if "counted" in line) + 1 :]
-    assert [line.split()[0] for line in lines] == [
-        "step",
-        "step",
-        "trained",
-        "bleu",
-        "train",
-        "The",
-    ]
+    first_words = [line.split()[0] for line in lines]
+    assert first_words == ["step", "step", "trained", "bleu", "train", "The"]
     assert re.search(r"^train \|█+\| (\d+)/\1, 00:00 left, loss .*, bleu .* tokens/s$", lines[4])

@@ -54,7 +54,7 @@ def cross_entropy_of(first, second, targets):
 
 
 @pytest.mark.parametrize("path", ["fused", "module", "compiled", "logits"])
-@pytest.mark.parametrize("length", [1, 2, 7])
+@pytest.mark.parametrize("length", [1, 7])
 def test_loss_and_its_gradients_are_those_of_torch(monkeypatch, path, length):
     torch.manual_seed(length)
     projection = nn.Linear(5, 7, dtype=torch.double)
@@ -105,6 +105,8 @@ def test_loss_is_the_mean_cross_entropy_plus_half_alpha_times_the_divergence(dro
     loss = r_drop(dropping_model, ALPHA, **batch).loss
 
     torch.testing.assert_close(loss, cross_entropy / 2 + ALPHA / 2 * divergence)
+    without_targets = batch | {"labels": torch.full_like(batch["labels"], -100)}
+    assert r_drop(dropping_model, ALPHA, **without_targets).loss.item() == 0
 
 
 def test_loss_does_not_depend_on_returning_the_logits(dropping_model, batch):
@@ -142,9 +144,3 @@ def test_parts_of_a_batch_add_up_to_it(tiny_model, batch):
 
     assert whole > expected + 0.1
     torch.testing.assert_close(sum(parts), whole)
-
-
-def test_batch_without_any_target_has_a_loss_of_zero(dropping_model, batch):
-    batch["labels"] = torch.full_like(batch["labels"], -100)
-
-    assert r_drop(dropping_model, ALPHA, **batch).loss.item() == 0

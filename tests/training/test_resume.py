@@ -84,7 +84,7 @@ def test_newest_whole_checkpoint_is_resumed_and_newer_ones_are_explained(make, t
     close_checkpoint(tmp_path / "checkpoint-13")
     (tmp_path / "checkpoint-best").mkdir()
 
-    assert find_checkpoint(tmp_path, resume=True) == tmp_path / "checkpoint-9"
+    assert find_checkpoint(tmp_path) == tmp_path / "checkpoint-9"
     assert capsys.readouterr().out.splitlines() == [
         "checkpoint-13 is skipped: it holds no state of the optimizer (--save_only_model)",
         "checkpoint-12 is skipped: it has no files.json, so the run ended while saving it",
@@ -102,7 +102,7 @@ def test_checkpoint_whose_list_is_damaged_is_skipped(make, tmp_path, part, damag
     record.write_text(text.replace(part, damage))
     assert record.read_text() != text
 
-    assert find_checkpoint(tmp_path, resume=True) == whole
+    assert find_checkpoint(tmp_path) == whole
 
 
 def test_unclosed_checkpoint_is_deleted_by_the_next_run(make, tmp_path):
@@ -182,8 +182,8 @@ def state_of(folder):
     }
 
 
-def test_resumed_run_saves_as_often_as_it_is_told(corpus, folder):
-    resume(corpus, folder, 9, save_steps=1)
+def test_resumed_run_follows_moved_data_and_saves_as_often_as_it_is_told(corpus, folder, tmp_path):
+    resume(shutil.copytree(corpus, tmp_path / "moved"), folder, 9, save_steps=1)
 
     assert checkpoints_of(folder) == [4, 6, 7, 8, 9]
 
@@ -224,15 +224,9 @@ def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy, saved)
         run_updates(corpus, folder, 2, save_strategy=save_strategy)
 
     assert not closed_checkpoints(folder)
-
-
-def test_full_disk_is_named_while_the_tokenizer_of_a_checkpoint_is_saved(tmp_path):
+    # Tokenizers raise a bare exception.
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, "<unk>"))
-
-    with (
-        pytest.raises(OSError, match=r"Saving into .* failed: No space left on device"),
-        failed_writes_named(tmp_path),
-    ):
+    with pytest.raises(OSError, match="failed: No space left"), failed_writes_named(folder):
         tokenizer.save("/dev/full")
 
 
@@ -287,11 +281,12 @@ def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first
 
 def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, capsys):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    run_training(corpus, whole, SEPARATE, num_train_epochs=2)
+    settings = SEPARATE | {"max_tokens_per_batch": 2000, "max_validation_pairs": 2}
+    run_training(corpus, whole, settings, num_train_epochs=2)
 
-    run_training(corpus, resumed, SEPARATE, num_train_epochs=1)
+    run_training(corpus, resumed, settings, num_train_epochs=1)
     capsys.readouterr()
-    run_training(corpus, resumed, SEPARATE | {"resume": True}, num_train_epochs=2)
+    run_training(corpus, resumed, settings | {"resume": True}, num_train_epochs=2)
 
     assert re.search(rf"; 1 epochs end {MOMENT}\n", capsys.readouterr().out)
     minutes = [report["minutes"] for report in read_log(resumed / "log.jsonl")]
@@ -321,14 +316,14 @@ def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path)
 # To the last bit
 
 
-UPDATES = 300
-KILLS = 5
+UPDATES = 90
+KILLS = 3
 
 
 # The storm does the same in float32, without a stream.
 STREAMED = ["--bf16", "true", "--streaming", "--shuffle_buffer", "90", "--tokenizer_pairs", "300"]
 STREAMED += ["--gradient_accumulation_steps", "2", "--r_drop", "1", "--moving_average", "0.9"]
-STREAMED += ["--eval_strategy", "steps", "--eval_steps", "20", "--metric_for_best_model", "loss"]
+STREAMED += ["--eval_strategy", "steps", "--eval_steps", "10", "--metric_for_best_model", "loss"]
 STREAMED += ["--predict_with_generate", "false", "--max_validation_pairs", "4"]
 
 
@@ -336,28 +331,7 @@ def streamed(corpus):
     pair = [corpus / f"validation.{language}" for language in ("de", "en")]
     given = [*training_options(corpus, "d_model=40"), "--max_tokens_per_batch", "600"]
     given += ["--logging_steps", "1", "--max_steps", UPDATES, "--validation", *pair]
-    return [*given, "--save_strategy", "steps", "--save_steps", "20", *STREAMED]
-
-
-def numbers_of(folder):
-    """All numbers that a run ends with."""
-    checkpoint = folder / f"checkpoint-{UPDATES}"
-    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
-    state = {
-        f"{number} {name}": value
-        for number, values in optimizer.items()
-        for name, value in values.items()
-    }
-    for file in (folder / "model.safetensors", *checkpoint.glob("*.safetensors")):
-        tensors = load_file(file)
-        state |= {f"{file.relative_to(folder)} {name}": value for name, value in tensors.items()}
-    return state
-
-
-@pytest.fixture(scope="module")
-def server():
-    with command_server() as server:
-        yield server
+    return [*given, "--save_strategy", "steps", "--save_steps", "10", *STREAMED]
 
 
 def losses_of(folder):
@@ -370,33 +344,35 @@ def rates_of(folder):
     return [report["learning_rate"] for report in reports if "learning_rate" in report]
 
 
-def reached(folder, update):
-    return any(report["step"] >= update for report in read_log(folder / "log.jsonl"))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_resumed_run_is_bit_equal_when_it_was_killed_five_times(server, corpus, tmp_path):
+def test_resumed_run_is_bit_equal_when_it_was_killed_three_times(corpus, tmp_path):
     options = streamed(corpus)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    # One kill in each part of the run, long before its end.
+    # One kill in each part of the run, before its end.
     draw = random.Random("bf16_stream")
-    moments = [50 * part + draw.randrange(25, 48) for part in range(KILLS)]
+    moments = [25 * part + draw.randrange(12, 24) for part in range(KILLS)]
 
-    undisturbed = server.run(tmp_path, "train", *options, "--output_dir", whole)
-    assert undisturbed.status == 0, undisturbed.errors
-    for number, moment in enumerate(moments):
-        resume = ["--resume"] * bool(number)
-        command = server.start(tmp_path, "train", *options, "--output_dir", killed, *resume)
-        command.wait_until(partial(reached, killed, moment))
-        command.signal(signal.SIGKILL)
-        assert command.wait() == -signal.SIGKILL, command.errors
-    last = server.run(tmp_path, "train", *options, "--output_dir", killed, "--resume")
+    def reached(update):
+        return any(report["step"] >= update for report in read_log(killed / "log.jsonl"))
+
+    with command_server() as server:
+        undisturbed = server.run(tmp_path, "train", *options, "--output_dir", whole)
+        assert undisturbed.status == 0, undisturbed.errors
+        for number, moment in enumerate(moments):
+            resume = ["--resume"] * bool(number)
+            command = server.start(tmp_path, "train", *options, "--output_dir", killed, *resume)
+            command.wait_until(partial(reached, moment))
+            command.signal(signal.SIGKILL)
+            assert command.wait() == -signal.SIGKILL, command.errors
+        last = server.run(tmp_path, "train", *options, "--output_dir", killed, "--resume")
 
     assert last.status == 0, last.errors
     assert len(read_json(killed / "run.json")["previous_runs"]) == KILLS
     assert losses_of(killed) == losses_of(whole)
-    torch.testing.assert_close(numbers_of(killed), numbers_of(whole), rtol=0, atol=0)
+    for name in ("model.safetensors", "moving_average.safetensors"):
+        files = [folder / f"checkpoint-{UPDATES}" / name for folder in (killed, whole)]
+        torch.testing.assert_close(*map(load_file, files), rtol=0, atol=0)
 
 
 # The same settings and data
@@ -409,37 +385,19 @@ def record(corpus, tmp_path):
     return describe_run(settings, build_arguments(settings, tmp_path), 0)
 
 
-def test_resuming_is_refused_with_other_settings(corpus, folder):
-    before = state_of(folder)
-
-    with pytest.raises(ValueError, match="continues a run with its own settings") as error:
-        resume(corpus, folder, 8, learning_rate=5e-3, settings={"max_tokens_per_batch": 400})
-
-    assert "--learning_rate was 0.01, got 0.005" in str(error.value)
-    assert "--max_tokens_per_batch was 800, got 400" in str(error.value)
-    assert state_of(folder) == before
-
-
-def test_resuming_is_refused_when_a_training_file_has_changed(corpus, folder, tmp_path):
+def test_resuming_is_refused_with_other_settings_or_data(corpus, folder, tmp_path):
     other = shutil.copytree(corpus, tmp_path / "other")
     (other / "train.en").write_text((other / "train.en").read_text().replace("one", "two"))
     before = state_of(folder)
 
-    with pytest.raises(ValueError, match=r"train\.en has other content than it had \(SHA-256"):
-        resume(other, folder, 8)
+    with pytest.raises(ValueError, match="continues a run with its own settings") as error:
+        resume(other, folder, 8, learning_rate=5e-3, settings={"max_tokens_per_batch": 400})
 
+    assert "--learning_rate was 0.01, got 0.005" in str(error.value)
+    assert "--max_tokens_per_batch was 800, got 400" in str(error.value)
+    assert "train.en has other content than it had (SHA-256" in str(error.value)
     assert state_of(folder) == before
-
-
-def test_resuming_follows_data_that_have_moved(corpus, folder, tmp_path):
-    resume(shutil.copytree(corpus, tmp_path / "moved"), folder, 8)
-
-    assert read_json(folder / "run.json")["updates"] == 8
-
-
-def test_resuming_is_refused_without_the_record_of_the_run(corpus, folder):
     (folder / "run.json").unlink()
-
     with pytest.raises(ValueError, match=r"--resume needs the run\.json .* got none"):
         resume(corpus, folder, 8)
 
@@ -458,19 +416,15 @@ def test_every_setting_may_change_or_is_refused(record):
     }
 
 
-def test_length_and_reports_of_a_run_may_change(record):
-    others = dict.fromkeys(("max_steps", "eval_steps", "ddp_timeout"), 77)
+def test_length_and_reports_of_a_run_may_change_but_not_its_scores(record):
+    def resumed(**changes):
+        return {**record, "arguments": {**record["arguments"], **changes}}
 
-    continued_record(record, {**record, "arguments": {**record["arguments"], **others}})
-
-
-def test_scores_of_a_resumed_run_are_measured_as_before(record):
-    others = {"generation_num_beams": 7, "generation_max_length": 77}
-
+    continued_record(record, resumed(max_steps=77, eval_steps=77, ddp_timeout=77))
     with pytest.raises(ValueError, match="--generation_num_beams was ") as error:
-        continued_record(record, {**record, "arguments": {**record["arguments"], **others}})
+        continued_record(record, resumed(generation_num_beams=7, generation_max_length=77))
 
-    assert "--generation_max_length was " in str(error.value)
+    assert str(error.value).count("--generation_") == 2
 
 
 def test_each_run_is_recorded_as_it_was(corpus, folder):
@@ -498,7 +452,7 @@ def test_odd_row_of_a_log_is_named(tmp_path):
 # A folder of its own
 
 
-@pytest.mark.parametrize("name", ["README.md", "run.json", "mine_vanilla_transformer.py"])
+@pytest.mark.parametrize("name", ["README.md", "run.json"])
 def test_files_of_the_user_are_not_overwritten(corpus, tmp_path, name):
     (tmp_path / name).write_text('{"mine": true}')
     (tmp_path / "notes.txt").write_text("kept")
@@ -535,39 +489,31 @@ def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, abandoned)
     assert checkpoints_of(abandoned) == [1]
 
 
-def test_abandoned_run_with_a_whole_checkpoint_is_not_overwritten(abandoned):
-    with pytest.raises(ValueError, match="already holds a run"):
-        check_free(abandoned)
+def test_folder_with_a_trace_of_another_run_is_refused(abandoned, tmp_path):
+    others = [tmp_path / "a" / "checkpoint-7", tmp_path / "b" / "config.json"]
+    for trace in others:
+        trace.mkdir(parents=True)
+
+    for folder in (abandoned, *(trace.parent for trace in others)):
+        with pytest.raises(ValueError, match=f"{folder} already holds a run"):
+            check_free(folder)
 
 
-def test_second_training_in_a_folder_is_refused_while_the_first_one_runs(corpus, tmp_path):
+def test_second_training_in_a_folder_is_refused(corpus, first_run, tmp_path, monkeypatch):
     with (
         claimed(tmp_path),
         pytest.raises(ValueError, match=f"{tmp_path} is in use by another training"),
     ):
         run_updates(corpus, tmp_path, 1)
 
-    run_updates(corpus, tmp_path, 1)
-
-
-def test_run_that_finished_meanwhile_is_not_overwritten(corpus, first_run, tmp_path, monkeypatch):
-    def read(*args, **kwargs):
+    def finish_another_run(*args, **kwargs):
         shutil.copytree(first_run, tmp_path, dirs_exist_ok=True)
         return {}
 
-    monkeypatch.setattr("vanilla_transformer_tools.text.filters.drop_rules", read)
+    monkeypatch.setattr("vanilla_transformer_tools.text.filters.drop_rules", finish_another_run)
     with pytest.raises(ValueError, match="already holds a run"):
         run_updates(corpus, tmp_path, 1)
-
     assert_same_weights(tmp_path, first_run)
-
-
-@pytest.mark.parametrize("trace", ["checkpoint-7", "config.json"])
-def test_folder_with_a_trace_of_another_run_is_refused(tmp_path, trace):
-    (tmp_path / trace).mkdir()
-
-    with pytest.raises(ValueError, match=f"{tmp_path} already holds a run"):
-        check_free(tmp_path)
 
 
 # Signals
@@ -670,18 +616,13 @@ def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monke
     discard_stopped(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     monkeypatch.undo()
-    run_updates(corpus, tmp_path, 1)
-    assert not read_json(tmp_path / "run.json")["interrupted"]
-
-
-def test_run_that_can_be_resumed_is_not_discarded(folder):
-    record = read_json(folder / "run.json") | {"interrupted": True}
-    (folder / "run.json").write_text(json.dumps(record))
-
-    discard_stopped(folder)
-
-    assert read_json(folder / "run.json") == record
-    assert (folder / "model.safetensors").exists()
+    run_updates(corpus, tmp_path, 2)
+    record = read_json(tmp_path / "run.json")
+    assert not record["interrupted"]
+    # What can be resumed is not discarded.
+    (tmp_path / "run.json").write_text(json.dumps(record | {"interrupted": True}))
+    discard_stopped(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
 
 
 def test_end_of_a_run_is_told_with_its_day_unless_that_is_today(monkeypatch):
@@ -689,5 +630,4 @@ def test_end_of_a_run_is_told_with_its_day_unless_that_is_today(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: noon)
 
     assert _moment(3600) == "at 13:00"
-    assert _moment(24 * 3600) == "on Tuesday, 2026-11-24, at 12:00"
     assert _moment(13 * 3600) == "on Tuesday, 2026-11-24, at 01:00"

@@ -22,11 +22,6 @@ from vanilla_transformer_tools.training.run_record import (
 )
 
 
-def write_log(folder, reports):
-    lines = [json.dumps(report) for report in reports]
-    (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
-
-
 def drawn_points(picture):
     """Points of each line of the picture, as they are in its file; ticks and frames left out."""
     paths = re.findall(r'<path d="([^"]*)" clip-path[^>]*stroke-linecap: square', picture)
@@ -37,22 +32,19 @@ def drawn_points(picture):
 
 
 def test_curves_show_losses_score_and_learning_rate(tmp_path):
-    write_log(
-        tmp_path,
-        [
-            {"minutes": 0.5, "loss": 5.0, "learning_rate": 0.001},
-            {"minutes": 1.0, "loss": 3.0, "learning_rate": 0.002},
-            {"minutes": 1.1, "eval_loss": 4.0, "eval_bleu": 10.0},
-            {"minutes": 1.5, "loss": 2.0, "learning_rate": 0.001},
-            {"minutes": 2.1, "eval_loss": 3.0, "eval_bleu": 20.0},
-        ],
-    )
+    reports = [
+        {"minutes": 0.5, "loss": 5.0, "learning_rate": 0.001},
+        {"minutes": 1.0, "loss": 3.0, "learning_rate": 0.002},
+        {"minutes": 1.1, "eval_loss": 4.0, "eval_bleu": 10.0},
+        {"minutes": 1.5, "loss": 2.0, "learning_rate": 0.001},
+        {"minutes": 2.1, "eval_loss": 3.0, "eval_bleu": 20.0},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in reports))
 
     path = plot_curves(tmp_path, "bleu")
 
-    picture = path.read_text()
     assert path == tmp_path / "curves.svg"
-    loss, validation, bleu, rate = drawn_points(picture)
+    loss, validation, bleu, rate = drawn_points(path.read_text())
     assert [len(curve) for curve in (loss, validation, bleu, rate)] == [3, 2, 2, 3]
     # The y axis of the picture points downwards.
     assert loss[0][1] < loss[1][1] < loss[2][1]
@@ -77,16 +69,7 @@ def log(tmp_path, monkeypatch):
     return pass_time
 
 
-@pytest.fixture
-def reports(tmp_path):
-    def read():
-        lines = (tmp_path / "log.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-    return read
-
-
-def test_share_of_time_outside_of_updates_is_told(log, reports):
+def test_share_of_time_outside_of_updates_is_told_by_the_main_process(log, tmp_path):
     log(50, "on_step_begin")  # what comes before the first update is no part of it
     log(6, "on_optimizer_step")
     log(3, "on_step_begin")
@@ -95,16 +78,10 @@ def test_share_of_time_outside_of_updates_is_told(log, reports):
     log(1, "on_step_begin")
     log(4, "on_optimizer_step")
     log(0, "on_log", logs={"loss": 1.0})
+    log(1, "on_log", state=TrainerState(is_world_process_zero=False), logs={"loss": 1.0})
 
-    assert [report["outside_step"] for report in reports()] == [4 / 20, 1 / 5]
-
-
-def test_only_the_main_process_writes(log, reports):
-    log(0, "on_log", logs={"loss": 2.0})
-    state = TrainerState(is_world_process_zero=False)
-    log(1, "on_log", state=state, logs={"loss": 1.0})
-
-    assert [report["loss"] for report in reports()] == [2]
+    reports = read_log(tmp_path / "log.jsonl")
+    assert [report["outside_step"] for report in reports] == [4 / 20, 1 / 5]
 
 
 def test_numbers_that_are_not_finite_are_read_as_they_were(log, tmp_path):

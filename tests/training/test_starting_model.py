@@ -1,5 +1,7 @@
 """Tokenizers and model that a run starts with, and the batches of their pairs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from datasets import Dataset
@@ -20,7 +22,7 @@ SETTINGS = TrainSettings(
 
 
 def build(**changes):
-    settings = TrainSettings(**vars(SETTINGS) | changes)
+    settings = replace(SETTINGS, **changes)
     start = starting_model.load_start(settings)
     config = new_config(settings, start.config)
     return starting_model.build_model(settings, start, config, PAIRS)
@@ -48,7 +50,7 @@ def test_tables_have_the_sizes_of_their_vocabularies(separate, sizes):
 
 
 def test_config_of_the_plan_stays_as_it_is():
-    settings = TrainSettings(**vars(SETTINGS) | {"separate_vocabularies": True, "vocab_size": 99})
+    settings = replace(SETTINGS, separate_vocabularies=True, vocab_size=99)
     config = new_config(settings, None)
     before = config.to_dict()
 
@@ -105,11 +107,8 @@ def test_new_model_is_compiled_and_attends_as_it_is_asked_for(monkeypatch, given
     compiled = []
     monkeypatch.setattr(starting_model, "compile_layers", compiled.append)
     monkeypatch.setattr(torch.compiler, "reset", lambda: compiled.append("reset"))
-    pairs = Dataset.from_dict({"source": ["a b"], "target": ["b a"]})
-    settings = TrainSettings(config=SIZES, tokenizer_kind="word", vocab_size=6, **given)
 
-    config = new_config(settings, None)
-    _, model = starting_model.build_model(settings, starting_model.NEW, config, pairs)
+    _, model = build(**given)
 
     assert model.config._attn_implementation == given.get("attn_implementation", "sdpa")
     assert compiled == (["reset", model] if "compile_layers" in given else [])

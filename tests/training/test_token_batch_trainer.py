@@ -81,8 +81,9 @@ def test_epochs_of_the_data_are_those_of_the_run(build):
 
 
 def test_validation_loss_is_that_of_a_token_however_batches_are_cut(build):
-    trainer = build(per_device_eval_batch_size=3)
+    trainer = build(per_device_eval_batch_size=3, label_smoothing_factor=0.25)
     model = trainer.model.eval()
+    assert trainer.label_smoother is None
     total = tokens = 0
     for pair in ragged_pairs():
         loss = model(**{name: torch.tensor([ids]) for name, ids in pair.items()}).loss.item()
@@ -92,9 +93,7 @@ def test_validation_loss_is_that_of_a_token_however_batches_are_cut(build):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(total / tokens, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "is_training", "passes"), [(1.0, True, 2), (1.0, False, 1), (0.0, True, 1)]
-)
+@pytest.mark.parametrize(("alpha", "is_training", "passes"), [(1.0, True, 2), (1.0, False, 1)])
 def test_r_drop_makes_two_passes_in_training_only(build, alpha, is_training, passes):
     trainer = build(alpha=alpha)
     rows = []
@@ -119,13 +118,6 @@ def test_loss_that_was_not_finite_is_remembered_in_training_alone(build, monkeyp
         seen.append(trainer.loss_is_finite.item())
 
     assert seen == [True, True, False, False]
-
-
-def test_model_smooths_its_own_loss(build):
-    trainer = build(label_smoothing_factor=0.25)
-
-    assert trainer.model.config.label_smoothing == 0.25
-    assert trainer.label_smoother is None
 
 
 # What it saves
@@ -161,23 +153,18 @@ def test_checkpoint_of_weights_that_are_not_finite_is_refused(build, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("is_joint", [True, False])
-def test_checkpoint_has_the_tokenizer_of_the_target_if_it_is_another(
-    build, separate, tmp_path, is_joint
-):
-    pair = TokenizerPair.joint(separate.source) if is_joint else separate
-    trainer = build(tokenizers=pair)
-    trainer.create_optimizer_and_scheduler(num_training_steps=9)
+def test_checkpoint_has_the_tokenizer_of_the_target_if_it_is_another(build, separate, tmp_path):
+    for update, pair in ((1, TokenizerPair.joint(separate.source)), (2, separate)):
+        trainer = build(tokenizers=pair)
+        trainer.create_optimizer_and_scheduler(num_training_steps=9)
+        trainer.state.global_step = update
+        trainer._save_checkpoint(trainer.model, None)
 
-    trainer._save_checkpoint(trainer.model, None)
-
-    (checkpoint,) = closed_checkpoints(tmp_path)
-    folders = checkpoint, checkpoint if is_joint else checkpoint / TARGET_FOLDER
-    saved = [VanillaTransformerTokenizer.from_pretrained(folder) for folder in folders]
-    assert [tokenizer.get_vocab() for tokenizer in saved] == [
-        tokenizer.get_vocab() for tokenizer in (pair.source, pair.target)
-    ]
-    assert (checkpoint / TARGET_FOLDER).exists() != is_joint
+    joint, two = closed_checkpoints(tmp_path)
+    for folder, tokenizer in ((two, separate.source), (two / TARGET_FOLDER, separate.target)):
+        saved = VanillaTransformerTokenizer.from_pretrained(folder)
+        assert saved.get_vocab() == tokenizer.get_vocab()
+    assert not (joint / TARGET_FOLDER).exists()
 
 
 # The plan
@@ -238,8 +225,10 @@ def test_plan_warns_of_a_warmup_that_takes_most_of_the_run(planned):
     assert "warm-up" not in planned(minutes_left=9, warmup_steps=21, **given)[1]
 
 
-def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
+def test_trial_leaves_gradients_and_random_numbers_as_they_were(build, monkeypatch):
     trainer = build()
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))
+    monkeypatch.setattr(planning.psutil, "Process", lambda: process)
     for dropout in trainer.model.modules():
         if isinstance(dropout, torch.nn.Dropout):
             dropout.p = 0.5
@@ -254,13 +243,14 @@ def test_trial_leaves_gradients_and_random_numbers_as_they_were(build):
     assert torch.equal(torch.get_rng_state(), expected)
     assert all(weight.grad is None for weight in trainer.model.parameters())
     assert 0 < seconds < 60
-    assert 0.01 < gigabytes < 100
+    # Adam's two moments of four bytes for each weight.
+    assert gigabytes == pytest.approx(8 * trainer.model.num_parameters() / 1e9)
 
 
 @pytest.mark.parametrize(
     ("durations", "expected"),
-    [([9, 0.5, 1.0, 0.5, 0.2, 0.3], 0.5), ([9, 2, 2], 2.0), ([1, 30], 30.0)],
-    ids=["six batches", "six seconds", "two batches at least"],
+    [([9, 0.5, 1.0, 0.5, 0.2, 0.3], 0.5), ([1, 30], 30.0)],
+    ids=["six batches", "two batches at least"],
 )
 def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, expected):
     clock = iter([x for seconds in durations for x in (0.0, seconds)])
@@ -271,17 +261,6 @@ def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, e
 
     assert seconds == pytest.approx(expected)
     assert not list(clock)
-
-
-def test_memory_counts_what_adam_remembers(build, monkeypatch):
-    trainer = build()
-    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))
-    monkeypatch.setattr(planning.psutil, "Process", lambda: process)
-
-    _, gigabytes = planning._try_batches(trainer)
-
-    # Two moments of four bytes for each weight.
-    assert gigabytes == pytest.approx(8 * trainer.model.num_parameters() / 1e9)
 
 
 def test_update_waits_for_a_gpu_three_times(build, monkeypatch):

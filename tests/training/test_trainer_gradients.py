@@ -2,16 +2,27 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
+from ..conftest import record_calls
 from ..support import gradients_of_one_update as one_update
 from ..support.gradients_of_one_update import SHARED, gradients_of_one_update
 from ..support.launching import launch
+
+# The name since 5.21; the older one warns there.
+NEW_NAME = "activation_checkpointing"
+CHECKPOINTING = (
+    NEW_NAME
+    if NEW_NAME in Seq2SeqTrainingArguments.__dataclass_fields__
+    else "gradient_checkpointing"
+)
 
 
 def expected_gradients(label_smoothing: float) -> dict[str, Tensor]:
@@ -87,3 +98,47 @@ def test_all_processes_stop_together_when_one_is_interrupted(of_two_processes):
 
     # The second run finishes after the update at which all know of the signal.
     assert updates == [[1, 2], [1, 2]]
+
+
+# The unmodified `Seq2SeqTrainer`
+
+
+def build_trainer(folder: Path, model: nn.Module, **changes: Any) -> Seq2SeqTrainer:
+    """One update of four pairs."""
+    return Seq2SeqTrainer(
+        model=model,
+        args=one_update.build_arguments(
+            folder, max_steps=1, per_device_train_batch_size=4, **changes
+        ),
+        train_dataset=one_update.ragged_pairs(),
+        data_collator=one_update.build_collator(model),
+    )
+
+
+def test_evaluation_gathers_no_cache_when_trainer_takes_the_labels_away(tmp_path, tiny_model):
+    # Its own label smoothing does: without labels the model returns a cache, if it shall have one.
+    trainer = build_trainer(tmp_path, tiny_model, label_smoothing_factor=0.1, use_cache=True)
+    batch = one_update.build_collator(tiny_model)(list(one_update.ragged_pairs()))
+
+    _, outputs, _ = trainer.prediction_step(tiny_model, batch, prediction_loss_only=False)
+
+    assert all(isinstance(output, Tensor) for output in outputs)
+
+
+def test_checkpointing_changes_no_gradient(tmp_path):
+    def gradients(**changes: Any) -> tuple[dict[str, Tensor], int]:
+        model = one_update.build_model(label_smoothing=0.0)
+        # No gradient then reaches the first layer's input.
+        model.get_input_embeddings().requires_grad_(False)
+        calls = record_calls(model, ".fc1")
+        trainer = build_trainer(tmp_path, model, **changes)
+        keeper = one_update.KeepGradients()
+        trainer.add_callback(keeper)
+        trainer.train()
+        return keeper.gradients, len(calls)
+
+    expected, calls_before = gradients()
+    actual, calls = gradients(**{CHECKPOINTING: True})
+
+    assert_same(actual, expected)
+    assert calls == 2 * calls_before  # each layer ran again in the backward pass

@@ -16,7 +16,6 @@ from vanilla_transformer.layers_vanilla_transformer import EncoderLayer
 from vanilla_transformer_tools.evaluation.metrics import score
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.sharing.model_card import record_results
-from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.averaging import average_checkpoints
@@ -99,18 +98,13 @@ def test_folder_holds_what_loading_and_repeating_need_and_nothing_pickled(model_
     assert read_json(model_folder / "generation_config.json")["num_beams"] == 4
 
 
-def test_log_holds_a_json_line_for_each_report(model_folder):
-    reports = read_log(model_folder)
+def test_log_and_record_tell_data_settings_and_outcome(model_folder, corpus):
+    reports, run = read_log(model_folder), read_json(model_folder / "run.json")
 
     losses = [report["loss"] for report in reports if "loss" in report]
     assert losses[-1] < losses[0] / 2
     assert [report["epoch"] for report in reports if "eval_bleu" in report] == [1, 2, 3, 4, 5, 6]
     assert all({"step", "minutes"} <= report.keys() for report in reports)
-
-
-def test_run_record_tells_data_settings_and_outcome(model_folder, corpus):
-    run = read_json(model_folder / "run.json")
-
     expected = hashlib.sha256((corpus / "train.de").read_bytes()).hexdigest()
     assert run["sha256"]["train.de"] == expected
     assert run["sha256"].keys() == {*run["settings"]["train"], *run["settings"]["validation"]}
@@ -119,7 +113,7 @@ def test_run_record_tells_data_settings_and_outcome(model_folder, corpus):
     assert run["arguments"]["learning_rate"] == 1e-2
     assert run["versions"].keys() >= {"torch", "transformers", "vanilla-transformer"}
     assert (run["pairs"], run["truncated_pairs"], run["epochs"]) == (300, 0, 6)
-    assert run["updates"] == read_log(model_folder)[-1]["step"]
+    assert run["updates"] == reports[-1]["step"]
 
 
 # The validation score and the weights that are saved
@@ -178,18 +172,13 @@ def test_mean_of_the_last_checkpoints_is_saved_when_it_does_better(run_scored, t
     assert_saved(tmp_path, 31.1, "mean of the last 2 checkpoints")
 
 
-@pytest.mark.parametrize(
-    ("score", "saved"),
-    [(30.9, "best checkpoint"), (31.1, "exponential moving average, 0.8")],
-)
-def test_moving_average_is_saved_when_it_does_better(run_scored, tmp_path, score, saved):
-    run_scored([30.0, 31.0, score], epochs=2, moving_average=0.8)
+def test_moving_average_is_saved_when_it_does_better(run_scored, tmp_path):
+    run_scored([30.0, 31.0, 31.1], epochs=2, moving_average=0.8)
 
     last = tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[-1]}"
     average = load_file(last / "moving_average.safetensors")
-    expected = weights_of(last) if saved == "best checkpoint" else average
-    torch.testing.assert_close(weights_of(tmp_path), expected, rtol=0, atol=0)
-    assert_saved(tmp_path, max(score, 31.0), saved)
+    torch.testing.assert_close(weights_of(tmp_path), average, rtol=0, atol=0)
+    assert_saved(tmp_path, 31.1, "exponential moving average, 0.8")
 
 
 def test_checkpoint_of_the_best_bleu_is_saved_and_a_run_that_gets_no_better_ends(
@@ -227,9 +216,10 @@ def test_scores_of_the_weights_before_a_resumed_run_are_forgotten(corpus, tmp_pa
 
 
 def test_mean_that_was_asked_for_is_saved_when_validation_is_absent(corpus, tmp_path):
-    run_training(corpus, tmp_path, UNVALIDATED | {"average_last": 2}, num_train_epochs=3)
+    by_updates = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    run_training(corpus, tmp_path, UNVALIDATED | {"average_last": 2}, **by_updates)
 
-    assert len(checkpoints_of(tmp_path)) == 2
+    assert checkpoints_of(tmp_path) == [2, 3]
     folders = [tmp_path / f"checkpoint-{update}" for update in checkpoints_of(tmp_path)]
     expected = average_checkpoints(folders)
     torch.testing.assert_close(weights_of(tmp_path), expected, rtol=0, atol=0)
@@ -266,7 +256,8 @@ def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_trai
     settings = build_settings(corpus, max_validation_pairs=7, filter_overlap=[])
     settings = replace(settings, train=list(map(str, leaky)))
 
-    train(settings, build_arguments(settings, tmp_path / "run", generation_num_beams=3))
+    given = {"generation_num_beams": 3, "max_steps": 1}
+    train(settings, build_arguments(settings, tmp_path / "run", **given))
 
     result = read_json(tmp_path / "run" / "results.json")["validation"]
     assert (result["lines"], result["search"]) == (7, "beam 3, best checkpoint")
@@ -286,20 +277,12 @@ def test_chosen_kernel_trains_and_is_not_saved(corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(EncoderLayer, "forward", record)
 
-    run_training(corpus, tmp_path, {"attn_implementation": "eager"})
+    settings = {"attn_implementation": "eager", "max_validation_pairs": 1}
+    run_training(corpus, tmp_path, settings, max_steps=1)
 
     assert kernels == {(True, "eager"), (False, "eager")}
     assert "eager" not in (tmp_path / "config.json").read_text(encoding="utf-8")
     assert read_json(tmp_path / "run.json")["settings"]["attn_implementation"] == "eager"
-
-
-def test_each_epoch_has_batches_of_its_own(corpus, tmp_path, monkeypatch):
-    epochs = []
-    monkeypatch.setattr(TokenBatchSampler, "set_epoch", lambda self, epoch: epochs.append(epoch))
-
-    run_training(corpus, tmp_path, UNVALIDATED, num_train_epochs=2)
-
-    assert epochs == [0, 1]
 
 
 def test_threads_are_chosen_once_before_the_plan(corpus, tmp_path, monkeypatch):
@@ -314,15 +297,20 @@ def test_threads_are_chosen_once_before_the_plan(corpus, tmp_path, monkeypatch):
     assert counted == [0, "plan"]
 
 
-def test_pairs_that_are_cut_off_are_counted(corpus, tmp_path, capsys):
+def test_symbols_are_in_the_vocabulary_and_pairs_that_are_cut_off_are_counted(
+    corpus, tmp_path, capsys
+):
+    (tmp_path / "symbols").write_text("<ph>\n{name}\n")
+    settings = UNVALIDATED | {"symbols": str(tmp_path / "symbols"), "max_length": 5}
     # All fit into one batch.
-    settings = UNVALIDATED | {"max_length": 5, "max_tokens_per_batch": 100_000}
-    run_training(corpus, tmp_path, settings)
+    folder = run_training(corpus, tmp_path / "run", settings | {"max_tokens_per_batch": 100_000})
 
-    assert read_json(tmp_path / "run.json")["updates"] == 1
-    truncated = read_json(tmp_path / "run.json")["truncated_pairs"]
-    assert 0 < truncated <= 300
-    assert f"300, {truncated} of them cut" in capsys.readouterr().out
+    run = read_json(folder / "run.json")
+    assert run["updates"] == 1
+    assert 0 < run["truncated_pairs"] <= 300
+    assert f"300, {run['truncated_pairs']} of them cut" in capsys.readouterr().out
+    trained = VanillaTransformerTokenizer.from_pretrained(folder)
+    assert trained.tokenize("{name}<ph>")[-2:] == ["{name}", "<ph>"]
 
 
 def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_path):
@@ -333,13 +321,12 @@ def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_pa
     assert_same_weights(tmp_path, tmp_path / "checkpoint-1")
 
 
-@pytest.mark.parametrize("early", [12.0, 5.0])
-def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_scored, tmp_path, early):
+def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_scored, tmp_path):
     settings = {"early_stopping_patience": 2}
-    run_scored([10.0, early], epochs=1.5, **settings)
+    run_scored([10.0, 12.0], epochs=1.5, **settings)
     checkpoints = [tmp_path / f"checkpoint-{update}" for update in checkpoints_of(tmp_path)]
     # It is the best one of the run that ended there.
-    assert_same_weights(tmp_path, checkpoints[early > 10])
+    assert_same_weights(tmp_path, checkpoints[1])
 
     # Neither the best one of the run that goes on, nor the first of two that were no better; the
     # log keeps it, so the checkpoint of the third epoch is that of the fourth evaluation.
@@ -363,16 +350,14 @@ def test_evaluations_change_no_update(corpus, tmp_path):
 
 def test_learned_positions_must_hold_the_longest_text(corpus, tmp_path):
     sizes = [*SIZES, "position_embedding_type=learned", "max_position_embeddings=40"]
+    settings = {"config": sizes, "max_length": 40, "max_validation_pairs": 2}
 
     with pytest.raises(ValueError, match=r"--max_length 41 is longer .* Give --max_length 40, or"):
-        run_training(corpus, tmp_path, {"config": sizes, "max_length": 41}, max_steps=1)
+        run_training(corpus, tmp_path, settings | {"max_length": 41}, max_steps=1)
 
-
-def test_vocabulary_of_a_saved_tokenizer_is_not_contradicted(model_folder, corpus, tmp_path):
-    settings = {"tokenizer": str(model_folder), "config": [*SIZES, "eos_token_id=3"]}
-
-    with pytest.raises(ValueError, match="--config must leave out eos_token_id with --tokenizer"):
-        run_training(corpus, tmp_path, UNVALIDATED | settings, max_steps=1)
+    # Validation ends where they do.
+    run_training(corpus, tmp_path, settings, max_steps=1)
+    assert (tmp_path / "model.safetensors").exists()
 
 
 def test_tokenizer_of_another_kind_is_refused_with_what_is_possible(corpus, tmp_path):
@@ -387,33 +372,21 @@ def test_tokenizer_of_another_kind_is_refused_with_what_is_possible(corpus, tmp_
             run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
 
 
-def test_symbols_of_a_file_are_in_the_vocabulary(corpus, tmp_path):
-    (tmp_path / "symbols").write_text("<ph>\n{name}\n")
-    settings = {"symbols": str(tmp_path / "symbols")}
-
-    run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
-
-    trained = VanillaTransformerTokenizer.from_pretrained(tmp_path / "run")
-    assert trained.tokenize("{name}<ph>")[-2:] == ["{name}", "<ph>"]
-
-
-def test_saved_tokenizer_that_has_changed_is_refused(model_folder, corpus, tmp_path):
-    shutil.copytree(model_folder, tmp_path / "saved")
-    with open(tmp_path / "saved" / "tokenizer.json", "a", encoding="utf-8") as file:
-        file.write(" ")
-    settings = {"tokenizer": str(tmp_path / "saved")}
-
-    with pytest.raises(ValueError, match=r"tokenizer\.json of .* as recorded in run\.json"):
-        run_training(corpus, tmp_path / "run", UNVALIDATED | settings, max_steps=1)
-
-
-def test_validation_ends_where_learned_positions_do(corpus, tmp_path):
-    sizes = [*SIZES, "position_embedding_type=learned", "max_position_embeddings=40"]
-    settings = {"config": sizes, "max_length": 40, "max_validation_pairs": 2}
-
-    run_training(corpus, tmp_path / "run", settings, max_steps=1)
-
-    assert (tmp_path / "run" / "model.safetensors").exists()
+def test_saved_tokenizer_that_has_changed_or_is_contradicted_is_refused(
+    model_folder, corpus, tmp_path
+):
+    saved = shutil.copytree(model_folder, tmp_path / "saved")
+    for option, changes, message in (
+        ("tokenizer", {"config": [*SIZES, "eos_token_id=3"]}, "must leave out eos_token_id with"),
+        ("init_from", {"config": [], **SEPARATE}, f"one vocabulary of 320 .* sides in '{saved}'"),
+        ("tokenizer", {}, r"tokenizer\.json of .* as recorded in run\.json"),
+    ):
+        settings = UNVALIDATED | {option: str(saved)} | changes
+        if not changes:
+            with (saved / "tokenizer.json").open("a", encoding="utf-8") as file:
+                file.write(" ")
+        with pytest.raises(ValueError, match=message):
+            run_training(corpus, tmp_path / "run", settings, max_steps=1)
 
 
 @both_models
@@ -431,10 +404,3 @@ def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizers_of_the_saved_m
     losses = [report["loss"] for report in read_log(folder) if "loss" in report]
     # Labels of another vocabulary would be news to the model.
     assert read_log(tmp_path)[-1]["train_loss"] < losses[0] - 1
-
-
-def test_vocabulary_of_a_saved_model_is_not_split(model_folder, corpus, tmp_path):
-    settings = {"init_from": str(model_folder), "config": [], **SEPARATE}
-
-    with pytest.raises(ValueError, match=f"one vocabulary of 320 .* sides in '{model_folder}'"):
-        run_training(corpus, tmp_path, settings)

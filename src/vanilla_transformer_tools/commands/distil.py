@@ -163,14 +163,15 @@ def _check(settings: DistilSettings, processes: int) -> None:
 
 def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
     """Translates the training sources as far as that is not done; returns the teacher's search."""
-    from vanilla_transformer_tools.files import rows_written
+    from vanilla_transformer_tools.files import opened_whole
     from vanilla_transformer_tools.text.parallel_text import parallel_text, read_pairs
 
     text = parallel_text(settings, settings.train, settings.train_split)
-    rows = ([side.replace("\n", " ") for side in pair[:2]] for pair in read_pairs(text))
     folder.mkdir(parents=True, exist_ok=True)
-    with rows_written([folder / SOURCES_FILE, folder / REFERENCES_FILE], rows):
-        pass
+    with opened_whole([folder / SOURCES_FILE, folder / REFERENCES_FILE]) as files:
+        for pair in read_pairs(text):
+            for file, side in zip(files, pair, strict=False):
+                file.write(side.replace("\n", " ") + "\n")
     outputs = folder / OUTPUTS_FILE
     of_teacher: dict[str, Any] = {
         item.name.removeprefix(_PREFIX): getattr(settings, item.name)

@@ -125,7 +125,7 @@ def read_corpus(settings: TrainSettings) -> Corpus:
     """
     validation = {
         name: load_pairs(parallel_text(settings, paths, settings.validation_split))
-        for name, paths in settings.paths_of_validation().items()
+        for name, paths in settings.paths_of_validation.items()
     }
     joined = concatenate_datasets(list(validation.values())) if validation else None
     rules = drop_rules(settings, joined)

@@ -282,7 +282,10 @@ def run_rules(
     taken = _taken(settings, given)
     chosen, decisions = asdict(settings), []
     if tokenizers:
-        chosen |= options_of(tokenizers)
+        # Of imported tokenizers the nearest options; those of both sides are the source's.
+        source = tokenizers.source
+        form = source.init_kwargs.get("unicode_form")
+        chosen |= {"tokenizer_kind": _kind(source), "unicode_form": form, "vocab_size": len(source)}
     for option, rule in RULES.items():
         decided = None if option in taken else rule(stats, chosen)
         if decided:
@@ -303,21 +306,6 @@ def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:
     if "metric_for_best_model" in taken:
         taken.add("metrics")
     return taken
-
-
-def options_of(tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Options that the tokenizers of a saved model decide; of an imported one the nearest ones.
-
-    Args:
-        tokenizers: Of a saved model; options that both sides have are those of the source.
-    """
-    source = tokenizers.source
-    return {
-        "tokenizer_kind": _kind(source),
-        # Text that was taken apart already, as most of the training text was, is no longer.
-        "unicode_form": source.init_kwargs.get("unicode_form"),
-        "vocab_size": len(source),
-    }
 
 
 def _kind(tokenizer: PreTrainedTokenizerBase) -> TokenizerKind:

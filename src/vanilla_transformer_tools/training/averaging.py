@@ -30,17 +30,9 @@ from vanilla_transformer_tools.training.processes import divided_like, gathered,
 # A file of each checkpoint.
 MOVING_AVERAGE_FILE = "moving_average.safetensors"
 
-# Number of checkpoints by default, as in the paper.
-AVERAGED = 5
-
 # Percentage points within which a score says little: a model that begins to learn has a BLEU of
 # 0.07 in one evaluation and of 0 in the next one, while its loss falls.
 CHANCE = 5.0
-
-
-def averaged_checkpoints(average_last: int | None) -> int:
-    """Number of checkpoints whose mean a run with validation pairs tries; None: by default."""
-    return AVERAGED if average_last is None else average_last
 
 
 @dataclass(frozen=True)
@@ -102,22 +94,18 @@ def evaluations_since_best(state: TrainerState, arguments: TrainingArguments) ->
     return len(ranks) - 1 - ranks.index(max(ranks))
 
 
-def average_weights(trainer: Trainer, count: int | None, outcome: Outcome) -> Outcome:
-    """Puts the mean of the last checkpoints into the model, if it is better.
-
-    Without scores to compare, a mean is taken if its `count` was asked for.
+def average_weights(trainer: Trainer, count: int, outcome: Outcome) -> Outcome:
+    """Puts the mean of the last checkpoints into the model, unless scores say that it is worse.
 
     Args:
         trainer: After training; its model holds the weights of `outcome`.
         count: Number of checkpoints to average, or all if there are fewer; damaged ones are left
-            out. None: `AVERAGED`, if there are scores.
+            out.
         outcome: Outcome of the run so far.
 
     Returns:
         The outcome whose weights the model now holds.
     """
-    if count is None:
-        count = AVERAGED if outcome.scores else 1
     if count < 2:
         return outcome
     last = closed_checkpoints(Path(trainer.args.output_dir))[-count:]

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from filelock import FileLock, Timeout
@@ -102,7 +103,7 @@ def with_intact_weights(checkpoints: Sequence[Path]) -> list[Path]:
     """The closed checkpoints whose weights are as they were saved; prints why others are not."""
     intact = []
     for checkpoint in checkpoints:
-        if fault := next(_damage(checkpoint, _WEIGHTS), None):
+        if fault := _damage(checkpoint, _WEIGHTS):
             PartialState().print(f"{checkpoint.name} is skipped: {fault}")
         else:
             intact.append(checkpoint)
@@ -186,50 +187,35 @@ def _checkpoints(folder: Path) -> list[Path]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-def _faults(checkpoint: Path) -> Iterator[str]:
-    """Why a checkpoint is not whole."""
+def _damage(checkpoint: Path, prefix: str = "") -> str | None:
+    """How a checkpoint, or what has a prefix in it, differs from its list; None: not at all."""
     if not (checkpoint / FILES_FILE).is_file():
-        yield f"it has no {FILES_FILE}, so the run ended while saving it"
-        return
-    yield from _damage(checkpoint)
-    if not any(path.name.startswith(_OPTIMIZER_STATE) for path in checkpoint.iterdir()):
-        yield "it holds no state of the optimizer (--save_only_model)"
-
-
-def _damage(checkpoint: Path, prefix: str = "") -> Iterator[str]:
-    """How the files of a closed checkpoint whose names have a prefix differ from its list."""
+        return f"it has no {FILES_FILE}, so the run ended while saving it"
     try:
         files = read_object(checkpoint / FILES_FILE)
     except (ValueError, OSError) as error:
-        yield str(error)
-        return
-    for name, expected in files.items():
-        if not name.startswith(prefix):
-            continue
+        return str(error)
+    for name in (name for name in files if name.startswith(prefix)):
         if leads_out(name):
-            yield f"its {FILES_FILE} lists {name}, which is not in it"
-        elif not (checkpoint / name).is_file():
-            yield f"its {name} is missing"
-        elif differs(checkpoint / name, expected):
-            yield f"its {name} has other bytes than were saved"
+            return f"its {FILES_FILE} lists {name}, which is not in it"
+        if not (checkpoint / name).is_file():
+            return f"its {name} is missing"
+        if differs(checkpoint / name, files[name]):
+            return f"its {name} has other bytes than were saved"
+    return None
 
 
-def find_checkpoint(folder: Path, resume: bool) -> Path | None:
-    """The checkpoint to resume from; None for a new run, which needs a free folder.
-
-    Args:
-        folder: Folder of the run.
-        resume: Whether the run is resumed.
+def find_checkpoint(folder: Path) -> Path:
+    """The newest whole checkpoint of a run; prints why newer ones are skipped.
 
     Raises:
-        ValueError: If a run would overwrite another, or has no whole checkpoint to resume from.
+        ValueError: If there is none to resume from.
     """
-    if not resume:
-        check_free(folder)
-        return None
     skipped = []
     for checkpoint in reversed(_checkpoints(folder)):
-        fault = next(_faults(checkpoint), None)
+        fault = _damage(checkpoint)
+        if not (fault or any(checkpoint.glob(f"{_OPTIMIZER_STATE}*"))):
+            fault = "it holds no state of the optimizer (--save_only_model)"
         if fault is None:
             break
         skipped.append(f"{checkpoint.name} is skipped: {fault}")
@@ -252,7 +238,11 @@ def check_free(folder: Path) -> None:
     Raises:
         ValueError: If there are any.
     """
-    is_abandoned = _is_abandoned(folder)
+    try:
+        run = _record(folder)
+    except ValueError:
+        run = {}
+    is_abandoned = "settings" in run and "weights" not in run
     checkpoints = (
         closed_checkpoints(folder)
         if is_abandoned
@@ -277,8 +267,7 @@ def discard_stopped(folder: Path) -> None:
 
     Nothing can resume such a run, so a command that continues by itself begins it anew.
     """
-    file = folder / RUN_FILE
-    run = read_object(file) if file.is_file() else {}
+    run = _record(folder)
     if not run.get("interrupted") or closed_checkpoints(folder):
         return
     for pattern in (CONFIG_NAME, *_LATE_FILES):
@@ -288,14 +277,9 @@ def discard_stopped(folder: Path) -> None:
     write_run(folder, {name: value for name, value in run.items() if name != "weights"})
 
 
-def _is_abandoned(folder: Path) -> bool:
-    """Whether a folder has the record of a run that did not finish."""
+def _record(folder: Path) -> dict[str, Any]:
     file = folder / RUN_FILE
-    try:
-        run = read_object(file) if file.is_file() else {}
-    except ValueError:
-        return False
-    return "settings" in run and "weights" not in run
+    return read_object(file) if file.is_file() else {}
 
 
 @contextmanager

@@ -136,9 +136,9 @@ def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments)
         *_faults_of_schedules(settings, arguments),
         *_faults_of_scores(settings, arguments),
     ]
-    for interpret in (config_overrides, TrainSettings.paths_of_validation):
+    for interpret in (lambda: config_overrides(settings), lambda: settings.paths_of_validation):
         try:
-            interpret(settings)
+            interpret()
         except ValueError as error:
             faults.append(str(error))
     if faults:

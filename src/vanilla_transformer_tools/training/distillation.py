@@ -20,7 +20,7 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.plain_vanilla_transformer import IGNORED
-from vanilla_transformer_tools.files import read_lines, rows_written
+from vanilla_transformer_tools.files import opened_whole, read_lines
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
@@ -155,19 +155,16 @@ def write_pairs(
         ValueError: If there are no pairs.
     """
     counts: Counter[str] = Counter()
-
-    def pairs() -> Iterator[tuple[str, str]]:
-        columns = read_lines(sources), read_lines(references), outputs
+    columns = read_lines(sources), read_lines(references), outputs
+    with opened_whole(paths) as (of_sources, of_targets):
         for source, reference, texts in zip(*columns, strict=True):
             chosen = choose_targets(reference, texts, with_references, similarity)
             counts["sources"] += 1
             counts["blank"] += not any(map(str.strip, texts))
             counts["equal"] += reference in texts
             counts["pairs"] += len(chosen)
-            for target in chosen:
-                yield source, target
-
-    with rows_written(paths, pairs()):
+            of_sources.writelines(f"{source}\n" for _ in chosen)
+            of_targets.writelines(f"{target}\n" for target in chosen)
         if not counts["pairs"]:
             raise ValueError(
                 f"The teacher must translate at least one source, got {counts['sources']:,} blank "

@@ -41,7 +41,7 @@ from vanilla_transformer_tools.training.auto_settings import (
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
 from vanilla_transformer_tools.training.corpus_stats import measure
-from vanilla_transformer_tools.training.recipe import new_config, schedule
+from vanilla_transformer_tools.training.recipe import AVERAGED, new_config, schedule
 from vanilla_transformer_tools.training.run_record import continued_record, describe_run
 from vanilla_transformer_tools.training.starting_model import NEW, Start
 from vanilla_transformer_tools.translation.engine_choice import INNER_ENDS, MOST_INNER_ENDS
@@ -106,6 +106,20 @@ class RunPlan:
     def folder(self) -> Path:
         """Folder of the run."""
         return Path(self.arguments.output_dir)
+
+    @property
+    def averaged(self) -> int:
+        """Number of last checkpoints to average; by default one where no scores can compare."""
+        if self.settings.average_last is not None:
+            return self.settings.average_last
+        is_scored = self.settings.validation and self.arguments.eval_strategy != "no"
+        return AVERAGED if is_scored else 1
+
+    @property
+    def last_evaluations(self) -> int:
+        """Number of evaluations after the last update: of its weights, and of both averages."""
+        averages = (self.averaged > 1) + (self.settings.moving_average is not None)
+        return 1 + averages if self.settings.validation else 1
 
     def describe(self) -> Iterator[str]:
         """The lines that are printed of filters and choices, without those that the user made."""
@@ -200,7 +214,7 @@ def _choose_tokenizers(
         if name in recorded:
             chosen[name] = BleuTokenizer(**recorded[name])
             continue
-        *_, file = settings.paths_of_validation()[name]
+        *_, file = settings.paths_of_validation[name]
         languages = settings.language[1:2]
         language = None if holds_both_sides(file) else language_of_file(file)
         language = settings.target_language or language or next(iter(languages), None)

@@ -5,7 +5,6 @@ ones are told by a method of theirs, because the import of their class takes lon
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -54,12 +53,6 @@ def is_sharded(trainer: Trainer) -> bool:
     if faults:
         raise ValueError("\n".join(faults))
     return True
-
-
-def save_in_full(plugin: Any) -> None:
-    """Makes FSDP save one file for all processes, which any number of them can load."""
-    plugin.state_dict_config = plugin.optim_state_dict_config = None
-    plugin.set_state_dict_type("FULL_STATE_DICT")
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -14,7 +14,9 @@ from transformers.utils import is_torch_tf32_available
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
-from vanilla_transformer_tools.training.averaging import averaged_checkpoints
+
+# Number of checkpoints that are averaged by default, as in the paper.
+AVERAGED = 5
 
 # Config fields that the command line sets by other options.
 _SET_ELSEWHERE = {
@@ -54,6 +56,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
     With Transformers' default timescale, `inverse_sqrt` is equation (3), scaled so that
     `learning_rate` is its peak.
     """
+    averaged = AVERAGED if settings.average_last is None else settings.average_last
     arguments: dict[str, Any] = {
         "output_dir": "runs/model",
         "num_train_epochs": 30,
@@ -70,9 +73,7 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "logging_nan_inf_filter": False,
         "save_strategy": "epoch",
         # Those to average, and the best one, which Trainer counts too. Trainer takes 0 for all.
-        "save_total_limit": max(
-            1, averaged_checkpoints(settings.average_last) + bool(settings.validation)
-        ),
+        "save_total_limit": max(1, averaged + bool(settings.validation)),
         "report_to": "none",
         **_of_the_machine(settings.streaming),
         # Every weight takes part in every update, so no process need search for the others.

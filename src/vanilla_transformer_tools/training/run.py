@@ -41,7 +41,6 @@ from vanilla_transformer_tools.training.averaging import (
     MovingAverage,
     Outcome,
     average_weights,
-    averaged_checkpoints,
     best_weights,
     metric_of,
     scores_of_update,
@@ -108,13 +107,16 @@ def train(
     """
     started, cores = time.monotonic(), IdleCores()
     check_settings(settings, arguments)
-    checkpoint = find_checkpoint(Path(arguments.output_dir), settings.resume)
+    folder = Path(arguments.output_dir)
+    checkpoint = find_checkpoint(folder) if settings.resume else None
+    if not checkpoint:
+        check_free(folder)
     start = load_start(settings, checkpoint)
     corpus = read_corpus(settings)
     cores.use()
     plan = plan_run(settings, arguments, corpus, start, checkpoint, given)
     trainer = build(plan, training_pass)
-    stop = _end_of(plan, started)
+    stop = StopOnRequest(plan.settings, started, checkpoint, plan.last_evaluations)
     with _opened_folder(plan, trainer), interrupts_stop(stop):
         first_update = plan.record["first_update"]
         for line in chain(plan.describe(), forecast(trainer, first_update, stop.minutes_left)):
@@ -217,24 +219,6 @@ def _opened_folder(plan: RunPlan, trainer: TokenBatchTrainer) -> Iterator[None]:
         yield
 
 
-def _end_of(plan: RunPlan, started: float) -> StopOnRequest:
-    """What ends a run that began at `started` before its last update."""
-    settings = plan.settings
-    # The last weights, the mean of checkpoints, and the moving average.
-    evaluations = 1
-    if settings.validation:
-        is_averaged = averaged_checkpoints(settings.average_last) > 1
-        evaluations += is_averaged + (settings.moving_average is not None)
-    return StopOnRequest(
-        settings.max_minutes,
-        settings.finish_within,
-        settings.minutes,
-        started,
-        plan.checkpoint,
-        evaluations,
-    )
-
-
 def _run(
     plan: RunPlan, trainer: TokenBatchTrainer, stop: StopOnRequest, log: JsonLinesLog
 ) -> tuple[Outcome, BaseException | None]:
@@ -242,7 +226,7 @@ def _run(
 
     Returns their description, and what ended the run early: a signal, divergence, or None.
     """
-    settings, moving_average = plan.settings, trainer.moving_average
+    moving_average = trainer.moving_average
     trainer.add_callback(log)
     trainer.add_callback(stop)
     checkpoint = str(plan.checkpoint) if plan.checkpoint else None
@@ -252,9 +236,9 @@ def _run(
             outcome = best_weights(trainer)
             trainer.check_weights()
             if not stop.is_interrupted(trainer.args):
-                outcome = average_weights(trainer, settings.average_last, outcome)
+                outcome = average_weights(trainer, plan.averaged, outcome)
             if moving_average and not stop.is_interrupted(trainer.args):
-                name = f"exponential moving average, {settings.moving_average}"
+                name = f"exponential moving average, {plan.settings.moving_average}"
                 outcome = try_weights(trainer, moving_average.weights, name, outcome)
     except StoppedBySignalError as error:
         if trainer.is_sharded:

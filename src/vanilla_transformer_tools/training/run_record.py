@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -133,8 +133,13 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
             f"--resume needs the {RUN_FILE} of the run in --output_dir, got none. Restore it, or "
             "train in another folder, with --init_from a checkpoint."
         )
+    # Fields that one release lacks are ignored.
     settings, arguments, sums = (
-        _differences(previous.get(part, {}), run[part])
+        [
+            (name, before, run[part][name])
+            for name, before in previous.get(part, {}).items()
+            if run[part].get(name, before) != before
+        ]
         for part in ("settings", "arguments", "sha256")
     )
     changed = [each for each in settings if each[0] not in _SETTINGS_THAT_MAY_CHANGE]
@@ -154,18 +159,9 @@ def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dic
     return {**previous, **run, "previous_runs": [*previous.get("previous_runs", []), kept]}
 
 
-def _differences(
-    before: Mapping[str, Any], now: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-    """Fields of both records whose values differ; fields that one release lacks are ignored."""
-    for name in before.keys() & now.keys():
-        if before[name] != now[name]:
-            yield name, before[name], now[name]
-
-
 def _checksums(settings: TrainSettings) -> dict[str, str]:
     """SHA-256 by path of the files and folders that a run learns from; the Hub's are left out."""
-    validation = chain.from_iterable(settings.paths_of_validation().values())
+    validation = chain.from_iterable(settings.paths_of_validation.values())
     paths = [*settings.train, *validation, *(settings.filter_overlap or ())]
     paths += [path for path in (settings.symbols, settings.alignments) if path]
     checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
@@ -183,12 +179,9 @@ def _commit() -> str | None:
     """Commit of the source tree that this package runs from; None for an installed wheel."""
     # A wheel may be installed inside of another repository, which does not list its files.
     git = ["git", "-C", str(Path(__file__).parent)]
-    listed, described = (
-        ["ls-files", "--error-unmatch", __file__],
-        ["describe", "--always", "--dirty"],
-    )
+    commands = ["ls-files", "--error-unmatch", __file__], ["describe", "--always", "--dirty"]
     try:
-        for command in (listed, described):
+        for command in commands:
             done = subprocess.run([*git, *command], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -17,6 +17,7 @@ from accelerate.utils import broadcast, reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.progress import duration
+from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.checkpoints import read_state
 
 # Where a checkpoint keeps the seconds that its run has used, in its trainer_state.json.
@@ -84,10 +85,7 @@ class StopOnRequest(TrainerCallback):
     the signal. The clock of process 0 decides for all.
 
     Args:
-        max_minutes: Minutes until the deadline; None: there is none.
-        finish_within: Minutes from the first signal to the end; None: that signal stops the run.
-        minutes: Length of the run, with its time before it was resumed; None: another schedule
-            and length hold until a signal comes.
+        settings: Settings of the run: `minutes`, `max_minutes` and `finish_within`.
         started: When the run began or was resumed, by `time.monotonic`.
         checkpoint: Folder from which the run is resumed; None for a new run.
         evaluations: Number of evaluations after the last update.
@@ -105,15 +103,13 @@ class StopOnRequest(TrainerCallback):
 
     def __init__(
         self,
-        max_minutes: float | None,
-        finish_within: float | None = None,
-        minutes: float | None = None,
+        settings: TrainSettings,
         started: float = 0.0,
         checkpoint: Path | None = None,
         evaluations: int = 1,
     ) -> None:
-        self.max_minutes = max_minutes
-        self.finish_within = finish_within
+        self.max_minutes, self.finish_within = settings.max_minutes, settings.finish_within
+        minutes = settings.minutes
         # As if the run had never paused.
         self.started = started if minutes is None else started - _seconds_used(checkpoint)
         self.planned = None if minutes is None else Fall(self.started, 60 * minutes)

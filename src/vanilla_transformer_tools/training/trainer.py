@@ -52,7 +52,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     with_intact_weights,
 )
 from vanilla_transformer_tools.training.guided_alignment import AlignedCollator
-from vanilla_transformer_tools.training.processes import is_sharded, put_weights, save_in_full
+from vanilla_transformer_tools.training.processes import is_sharded, put_weights
 
 # Losses on a GPU or of several processes are checked this seldom, because reading them waits.
 UPDATES_BETWEEN_LOOKS = 8
@@ -115,7 +115,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.tokenizers = tokenizers
         self.is_sharded = is_sharded(self)
         if self.is_sharded:
-            save_in_full(self.accelerator.state.fsdp_plugin)
+            # One file for all processes, which any number of them can load.
+            plugin = self.accelerator.state.fsdp_plugin
+            plugin.state_dict_config = plugin.optim_state_dict_config = None
+            plugin.set_state_dict_type("FULL_STATE_DICT")
         self.training_pass = training_pass
         self.further_sets = further_sets or {}
         self.longest_output = longest_output
