@@ -15,7 +15,6 @@ from ..conftest import (
     Model,
     both_attentions,
     build_variant,
-    record_calls,
     source_of,
     without_labels,
 )
@@ -138,72 +137,6 @@ def test_generation_takes_a_cache_made_by_hand(tiny_model, batch, kind, num_beam
 
     assert actual.tolist() == expected.tolist()
     assert cache.get_seq_length() == actual.shape[1] - 1
-
-
-@pytest.mark.parametrize("cache_implementation", [None, "static"])
-@both_widths
-def test_generation_projects_the_source_once(tiny_model, batch, num_beams, cache_implementation):
-    calls = record_calls(tiny_model, ".kv_proj")
-
-    tiny_model.generate(
-        **source_of(batch),
-        num_beams=num_beams,
-        max_new_tokens=6,
-        cache_implementation=cache_implementation,
-    )
-
-    layers = range(tiny_model.config.decoder_layers)
-    assert sorted(calls) == [f"model.decoder.layers.{i}.encoder_attn.kv_proj" for i in layers]
-
-
-def test_emptied_cache_projects_the_next_source(tiny_model, batch):
-    source, target = source_of(batch), batch["decoder_input_ids"]
-    other = {name: tensor.flip(0) for name, tensor in source.items()}
-    expected = tiny_model(**other, decoder_input_ids=target).logits
-    # Of a dynamic one, Transformers 5.17 blanks the entries and keeps their number.
-    cache = make_cache("static", tiny_model)
-    decode(tiny_model, source, target, cache)
-
-    cache.reset()
-
-    torch.testing.assert_close(decode(tiny_model, other, target, cache), expected)
-
-
-def test_cropped_cache_goes_on_from_what_is_left(tiny_model, batch):
-    source, target = source_of(batch), batch["decoder_input_ids"]
-    rejected = target.clone()
-    rejected[:, 2:] = 9
-    expected = tiny_model(**source, decoder_input_ids=target).logits
-    cache = make_cache("dynamic", tiny_model)
-    decode(tiny_model, source, rejected, cache)
-    calls = record_calls(tiny_model, ".kv_proj")
-
-    cache.crop(-3)
-
-    torch.testing.assert_close(decode(tiny_model, source, target[:, 2:], cache), expected[:, 2:])
-    assert calls == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "move", "argument", "rows"),
-    [
-        ("dynamic", "reorder_cache", torch.tensor([2, 0, 2]), [2, 0, 2]),
-        ("static", "reorder_cache", torch.tensor([2, 0, 2]), [2, 0, 2]),
-        ("dynamic", "batch_select_indices", torch.tensor([2, 0, 2]), [2, 0, 2]),
-        ("dynamic", "batch_repeat_interleave", 2, [0, 0, 1, 1, 2, 2]),
-    ],
-)
-def test_rows_of_the_cache_may_move(tiny_model, batch, kind, move, argument, rows):
-    source, target = source_of(batch), batch["decoder_input_ids"]
-    moved = {name: tensor[rows] for name, tensor in source.items()}
-    expected = tiny_model(**moved, decoder_input_ids=target[rows]).logits
-    cache = make_cache(kind, tiny_model)
-    decode(tiny_model, source, target[:, :3], cache)
-
-    getattr(cache, move)(argument)
-
-    actual = decode(tiny_model, moved, target[rows, 3:], cache)
-    torch.testing.assert_close(actual, expected[:, 3:])
 
 
 class CountingBackend:
