@@ -235,6 +235,15 @@ UNKNOWN_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def searches_logged(
+    caplog: pytest.LogCaptureFixture, model: Model, batch: Batch, **search: Any
+) -> list[str]:
+    name = fast_search_vanilla_transformer.__name__
+    with caplog.at_level(logging.DEBUG, logger=name):
+        generate(model, source_of(batch), **search)
+    return [record.message for record in caplog.records if record.name == name]
+
+
 @pytest.mark.parametrize(
     ("search", "reason"), UNKNOWN_SETTINGS.values(), ids=UNKNOWN_SETTINGS.keys()
 )
@@ -245,20 +254,9 @@ def test_transformers_search_runs_with_other_settings(tiny_model, batch, caplog,
     ]
 
 
-@both_widths
-def test_debug_log_names_our_search(tiny_model, batch, caplog, num_beams):
-    assert searches_logged(caplog, tiny_model, batch, num_beams=num_beams) == [
-        "`generate` runs the search of vanilla_transformer."
-    ]
-
-
-def searches_logged(
-    caplog: pytest.LogCaptureFixture, model: Model, batch: Batch, **search: Any
-) -> list[str]:
-    name = fast_search_vanilla_transformer.__name__
-    with caplog.at_level(logging.DEBUG, logger=name):
-        generate(model, source_of(batch), **search)
-    return [record.message for record in caplog.records if record.name == name]
+def test_debug_log_names_our_search(tiny_model, batch, caplog):
+    ours = "`generate` runs the search of vanilla_transformer."
+    assert searches_logged(caplog, tiny_model, batch) == [ours]
 
 
 @pytest.mark.usefixtures("refuse_own_searches")
