@@ -6,13 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vanilla_transformer import VanillaTransformerTokenizer
-
-from ..support.documents import ROOT
-from ..support.scripts import run_script
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 import generation
 from generation import (
     Task,
@@ -23,6 +16,10 @@ from generation import (
     write_random_model,
 )
 from neighbours import copy_into_m2m100
+from vanilla_transformer import VanillaTransformerTokenizer
+
+from ..support.documents import ROOT
+from ..support.scripts import run_script
 
 END = 2
 SOURCES = [

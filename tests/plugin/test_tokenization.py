@@ -1,9 +1,6 @@
 import gzip
 import json
-import os
 import random
-import subprocess
-import sys
 import unicodedata
 from collections import Counter
 from typing import get_args
@@ -380,47 +377,6 @@ def test_saved_tokenizer_carries_no_settings_of_the_last_call(tmp_path):
     saved = json.loads((tmp_path / "tokenizer.json").read_text())
     assert (saved["truncation"], saved["padding"]) == (None, None)
     assert "auto_map" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
-
-
-WITHOUT_THE_PACKAGE = """
-import json, sys
-sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools"] = None
-from transformers import AutoTokenizer
-folders, texts = json.load(sys.stdin)
-answers = []
-for folder in folders:
-    # That of a decomposing tokenizer holds code, whose folder is saved once more.
-    trust = {"trust_remote_code": True} if "NFD" in folder else {}
-    tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
-    if trust and not folder.endswith("again"):
-        tokenizer.save_pretrained(folder + "-again")
-    encoded = tokenizer(texts, text_target=texts)
-    decoded = tokenizer.batch_decode(encoded["input_ids"], skip_special_tokens=True)
-    answers.append([type(tokenizer).__name__, dict(encoded), decoded])
-json.dump(answers, sys.stdout)
-"""
-
-
-def test_saved_tokenizer_is_the_same_where_the_package_is_absent(tokenizers, tmp_path):
-    composing = VanillaTransformerTokenizer.train(CORPUS, vocab_size=500, unicode_form="NFD")
-    saved = {**tokenizers, "NFD": composing, "NFD-again": composing}
-    for kind in (*KINDS, "NFD"):
-        saved[kind].save_pretrained(tmp_path / kind)
-        (tmp_path / kind / "config.json").write_text('{"model_type": "vanilla_transformer"}')
-
-    answers = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PACKAGE],
-        input=json.dumps([[str(tmp_path / kind) for kind in saved], AWKWARD]),
-        env={**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-    for kind, (class_name, encoded, decoded) in zip(saved, json.loads(answers), strict=True):
-        assert ("NFD" in kind) == (class_name == "ComposingTokenizer"), class_name
-        assert encoded == dict(saved[kind](AWKWARD, text_target=AWKWARD))
-        assert decoded == roundtrip(saved[kind], AWKWARD)
 
 
 @pytest.mark.parametrize(

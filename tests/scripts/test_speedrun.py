@@ -10,12 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+import speedrun
+
 from ..support.documents import ROOT
 from ..support.training_runs import training_options
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import speedrun
 
 STARTED = 1_000_000_000
 RUN = {"parameters": 2_000_000, "commit": "abc1234", "hardware": "CPU, 2 threads"}
