@@ -21,7 +21,6 @@ from ..conftest import (
     build_variant,
     gradients,
     pad,
-    real_rows,
     source_of,
     without_labels,
 )
@@ -144,6 +143,10 @@ def static_cache(model: Model, source_length: int, target_length: int) -> Encode
         StaticCache(config=model.config, max_cache_len=target_length),
         StaticCache(config=model.config, max_cache_len=source_length),
     )
+
+
+def real_rows(ids: Tensor, is_real: Tensor) -> list[Tensor]:
+    return [row[real] for row, real in zip(ids, is_real.bool(), strict=True)]
 
 
 def padded(batch: Batch, side: str, extra: int) -> Batch:

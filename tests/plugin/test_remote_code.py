@@ -312,45 +312,20 @@ def test_registered_subclass_is_saved_with_its_own_code_too(folder, tmp_path, mo
     assert auto_map == {**expected_map, "AutoModelForSeq2SeqLM": "modeling_mine.Mine"}
 
 
-def absolute_imports(tree):
-    for node in ast.walk(tree):
+@pytest.mark.parametrize("file", HUB_FILES.values(), ids=HUB_FILES)
+def test_hub_file_imports_only_its_siblings_and_what_its_users_have(file):
+    libraries, siblings = set(), set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module
+            libraries |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level <= 1, ast.unparse(node)
+            (siblings if node.level else libraries).add(node.module)
 
-
-def relative_imports(tree):
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
-
-
-@pytest.fixture(params=HUB_FILES)
-def hub_file(request):
-    return HUB_FILES[request.param]
-
-
-@pytest.fixture
-def hub_tree(hub_file):
-    return ast.parse(hub_file.read_text(encoding="utf-8"))
-
-
-def test_hub_file_imports_no_library_that_its_users_may_lack(hub_tree):
-    names = list(absolute_imports(hub_tree))
-
-    assert {name.partition(".")[0] for name in names} <= ALLOWED_IMPORTS
+    assert {name.partition(".")[0] for name in libraries} <= ALLOWED_IMPORTS
     # Some builds of torch lack it.
-    assert not [name for name in names if "torch.distributed" in name]
-
-
-def test_hub_file_takes_names_from_its_siblings_only(hub_tree):
-    for node in relative_imports(hub_tree):
-        assert node.level == 1, ast.unparse(node)
-        assert f"{node.module}.py" in HUB_FILES, ast.unparse(node)
-        assert "*" not in {alias.name for alias in node.names}
-
-
-def test_hub_file_shows_its_siblings_to_the_scanner_of_transformers(hub_file, hub_tree):
-    # The scanner is a regular expression: it misses some imports, and takes prose for others.
-    siblings = {node.module for node in relative_imports(hub_tree)}
-
-    assert set(get_relative_imports(hub_file)) == siblings
+    assert not [name for name in libraries if "torch.distributed" in name]
+    assert {f"{name}.py" for name in siblings} <= HUB_FILES.keys()
+    # The scanner of Transformers is a regular expression: it misses some imports, and takes prose
+    # for others.
+    assert set(get_relative_imports(file)) == siblings
