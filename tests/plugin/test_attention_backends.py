@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForSeq2SeqLM
 from transformers import modeling_flash_attention_utils as flash_utils
-from transformers.cache_utils import EncoderDecoderCache, StaticCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 from transformers.utils import is_flash_attn_2_available
@@ -138,11 +138,14 @@ def eager_model(tiny_model: Model) -> Model:
     return tiny_model
 
 
-def static_cache(model: Model, source_length: int, target_length: int) -> EncoderDecoderCache:
-    return EncoderDecoderCache(
-        StaticCache(config=model.config, max_cache_len=target_length),
-        StaticCache(config=model.config, max_cache_len=source_length),
-    )
+def make_cache(kind: str, model: Model) -> EncoderDecoderCache:
+    def make(length: int) -> Cache:
+        if kind == "dynamic":
+            return DynamicCache(config=model.config)
+        return StaticCache(config=model.config, max_cache_len=length)
+
+    # The source's seven positions, and more than the target's five.
+    return EncoderDecoderCache(make(9), make(7))
 
 
 def real_rows(ids: Tensor, is_real: Tensor) -> list[Tensor]:
@@ -172,29 +175,6 @@ def test_logits_are_those_of_eager_attention(eager_model, batch, attention, side
     torch.testing.assert_close(actual[is_real], expected[is_real])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@torch.no_grad()
-def test_cached_decoding_is_that_of_eager_attention(eager_model, batch, attention, side):
-    inputs = padded(batch, side, 0)
-    target, mask = inputs.pop("decoder_input_ids"), inputs.pop("decoder_attention_mask")
-    expected = eager_model(**inputs, decoder_input_ids=target, decoder_attention_mask=mask).logits
-
-    eager_model.set_attn_implementation(attention)
-    pieces, cache, start = [], None, 0
-    for end in (2, 3, 5):
-        output = eager_model(
-            **inputs,
-            decoder_input_ids=target[:, start:end],
-            decoder_attention_mask=mask[:, :end],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        pieces.append(output.logits)
-        cache, start = output.past_key_values, end
-
-    torch.testing.assert_close(torch.cat(pieces, dim=1)[mask.bool()], expected[mask.bool()])
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_generation_is_that_of_eager_attention(eager_model, batch, attention, num_beams):
     inputs = source_of(padded(batch, "left", 0))
@@ -209,21 +189,34 @@ def test_generation_is_that_of_eager_attention(eager_model, batch, attention, nu
 
 # A kernel of the user's own has no part in this: with no mask it is to attend to all keys, and only
 # by its name, as Transformers does, could one know that it is to be given one.
-@pytest.mark.parametrize("attention", KERNELS[:-1], indirect=True)
-@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 1, 2), (5,)])
+@pytest.mark.parametrize("attention", ["eager", *KERNELS[:-1]], indirect=True)
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3), (5,)])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("masked", [False, True])
 @torch.no_grad()
-def test_empty_end_of_a_static_cache_is_never_attended_to(eager_model, batch, attention, chunks):
-    inputs, target = source_of(batch), batch["decoder_input_ids"]
-    expected = eager_model(**inputs, decoder_input_ids=target).logits
+def test_decoding_in_chunks_is_eager_attention_at_once(
+    eager_model, batch, attention, chunks, kind, masked
+):
+    inputs = padded(batch, "left", 0) if masked else without_labels(batch)
+    # Without padding no mask is given: positions then follow from the cache.
+    target, mask = inputs.pop("decoder_input_ids"), inputs.pop("decoder_attention_mask", None)
+    expected = eager_model(**inputs, decoder_input_ids=target, decoder_attention_mask=mask).logits
 
     eager_model.set_attn_implementation(attention)
-    cache = static_cache(eager_model, source_length=7, target_length=11)
-    steps = [
-        eager_model(**inputs, decoder_input_ids=piece, past_key_values=cache).logits
-        for piece in target.split(chunks, dim=1)
-    ]
+    cache, pieces = make_cache(kind, eager_model), []
+    for piece in target.split(chunks, dim=1):
+        end = cache.get_seq_length() + piece.shape[1]
+        output = eager_model(
+            **inputs,
+            decoder_input_ids=piece,
+            decoder_attention_mask=None if mask is None else mask[:, :end],
+            past_key_values=cache,
+        )
+        assert output.past_key_values is cache
+        pieces.append(output.logits)
 
-    torch.testing.assert_close(torch.cat(steps, dim=1), expected)
+    is_real = slice(None) if mask is None else mask.bool()
+    torch.testing.assert_close(torch.cat(pieces, dim=1)[is_real], expected[is_real])
 
 
 @torch.no_grad()

@@ -1,18 +1,35 @@
 """What `generate` adds to Transformers': its helpers with our caches and two vocabularies."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, WatermarkingConfig
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+from torch.fx import GraphModule
+from transformers import CompileConfig, GenerationConfig, WatermarkingConfig
 from transformers.generation import utils
 
-from ..conftest import TWO_TABLES, Batch, Model, build_variant, record_calls, source_of
+from ..conftest import (
+    TWO_TABLES,
+    Batch,
+    Model,
+    build_variant,
+    record_calls,
+    source_of,
+    without_labels,
+)
+from .test_attention_backends import make_cache
 
 EOS = 2
 
+# Encoder and decoder layers; a cache sized by the wrong stack fails on one of them.
+depths = pytest.mark.parametrize("depths", [(1, 3), (3, 1)], ids=str)
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU is absent"),
+]
 both_widths = pytest.mark.parametrize("num_beams", [1, 3])
 
 
@@ -126,15 +143,64 @@ def test_beams_are_as_many_as_the_target_vocabulary_allows(source_size, target_s
     assert cached.tolist() == model.generate(source, **search, use_cache=False).tolist()
 
 
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_step_with_labels_fills_no_cache(tiny_model, batch):
+    with_labels = tiny_model(**batch)
+    without = tiny_model(**without_labels(batch))
+
+    assert with_labels.past_key_values is None
+    assert without.past_key_values.get_seq_length() == batch["labels"].shape[1]
+
+
+@depths
+@both_widths
+@pytest.mark.parametrize(
+    "cache_implementation",
+    [
+        "static",
+        # Transformers copies to and from a GPU on a stream of its own, `Cache.update`.
+        pytest.param("offloaded", marks=needs_gpu),
+        pytest.param("offloaded_static", marks=needs_gpu),
+    ],
+)
+def test_generation_is_the_same_with_another_cache(batch, depths, num_beams, cache_implementation):
+    model = build_variant(encoder_layers=depths[0], decoder_layers=depths[1])
+    if cache_implementation != "static":
+        model, batch = model.cuda(), {name: tensor.cuda() for name, tensor in batch.items()}
+    search = {"num_beams": num_beams, "max_new_tokens": 9}
+    expected = model.generate(**source_of(batch), **search)
+
+    # Twice: Transformers may use a cache again.
+    for _ in range(2):
+        actual = model.generate(
+            **source_of(batch),
+            **search,
+            cache_implementation=cache_implementation,
+            disable_compile=True,
+        )
+        assert actual.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@both_widths
+def test_generation_takes_a_cache_made_by_hand(tiny_model, batch, kind, num_beams):
+    search = {"num_beams": num_beams, "max_new_tokens": 8}
+    expected = tiny_model.generate(**source_of(batch), **search)
+    cache = make_cache(kind, tiny_model)
+
+    actual = tiny_model.generate(**source_of(batch), **search, past_key_values=cache)
+
+    assert actual.tolist() == expected.tolist()
+    assert cache.get_seq_length() == actual.shape[1] - 1
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_generation_goes_on_from_a_filled_cache(tiny_model, batch, kind, masked):
     source = first_row(batch)
-    sizes = [{}, {}] if kind is DynamicCache else [{"max_cache_len": 12}, {"max_cache_len": 7}]
-    cache = EncoderDecoderCache(*(kind(config=tiny_model.config, **size) for size in sizes))
-    expected = tiny_model.generate(**source, min_new_tokens=10, max_new_tokens=10)
+    cache = make_cache(kind, tiny_model)
+    expected = tiny_model.generate(**source, min_new_tokens=8, max_new_tokens=8)
 
-    start = tiny_model.generate(**source, past_key_values=cache, min_new_tokens=4, max_new_tokens=4)
+    start = tiny_model.generate(**source, past_key_values=cache, min_new_tokens=3, max_new_tokens=3)
     calls = record_calls(tiny_model, "lm_head")
     mask = {"decoder_attention_mask": torch.ones_like(start)} if masked else {}
     whole = tiny_model.generate(
@@ -142,12 +208,65 @@ def test_generation_goes_on_from_a_filled_cache(tiny_model, batch, kind, masked)
         **mask,
         past_key_values=cache,
         decoder_input_ids=start,
-        min_new_tokens=6,
-        max_new_tokens=6,
+        min_new_tokens=5,
+        max_new_tokens=5,
     )
 
     assert whole.tolist() == expected.tolist()
-    assert len(calls) == 6
+    assert len(calls) == 5
+
+
+class CountingBackend:
+    """A backend of `torch.compile` that runs graphs as they are and counts."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+        self.runs = 0
+
+    def __call__(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph(*args)
+
+        return run
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CountingBackend":
+        return self  # Transformers copies its configs
+
+
+def compile_everywhere(**settings: Any) -> CompileConfig:
+    """Compiling settings that Transformers heeds on a CPU too, where it skips compiling else."""
+    torch.compiler.reset()
+    config = CompileConfig(fullgraph=True, mode=None, **settings)
+    config._compile_all_devices = True
+    return config
+
+
+# Asked for attention weights, the decoder runs eager attention.
+@pytest.mark.parametrize("output_attentions", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_generation_compiles_each_step_as_one_graph_and_once(tiny_model, batch, output_attentions):
+    source = source_of(batch)
+    other = {**source, "input_ids": source["input_ids"].flip(0)}
+    expected = [tiny_model.generate(**inputs, max_new_tokens=9) for inputs in (source, other)]
+    backend = CountingBackend()
+    settings = {
+        "max_new_tokens": 9,
+        "cache_implementation": "static",
+        "compile_config": compile_everywhere(backend=backend),
+        "output_attentions": output_attentions,
+    }
+
+    for inputs, ids in zip((source, other), expected, strict=True):
+        runs = backend.runs
+        actual = tiny_model.generate(**inputs, **settings)
+
+        assert actual.tolist() == ids.tolist()
+        # The first step, which fills the cache, is not compiled.
+        assert backend.runs - runs == ids.shape[1] - 2
+    assert backend.graphs == 1
 
 
 @pytest.mark.parametrize("helper", ["small", "itself"])
