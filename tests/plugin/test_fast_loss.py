@@ -19,7 +19,6 @@ from vanilla_transformer.fast_loss_vanilla_transformer import (
 from vanilla_transformer.modeling_vanilla_transformer import Plain
 
 from ..conftest import TWO_TABLES, UNTIED, Batch, Model, build_variant
-from ..support.pretended_device import move, pretended_device, put
 
 
 @pytest.fixture
@@ -221,24 +220,6 @@ def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
         monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
         assert_gradients_are_those_of_float64(projection, positions, terms, dtype, compiler=graphs)
     assert graphs.frame_count == 1
-
-
-def test_chunks_of_a_gpu_have_about_the_same_size(monkeypatch):
-    monkeypatch.setattr(fast_loss_vanilla_transformer, "chunk_rows", lambda *_: 8)
-    sizes = []
-    compute = fast_loss_vanilla_transformer._loss_and_gradient
-
-    def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        sizes.append(len(logits))
-        return compute(logits, *others)
-
-    monkeypatch.setattr(fast_loss_vanilla_transformer, "_loss_and_gradient", watch)
-    with pretended_device():
-        projection = move(nn.Linear(24, 37))
-        given = put({"states": torch.randn(1, 17, 24), "labels": torch.randint(37, (1, 17))})
-        projected_loss_sum(projection, given["states"], given["labels"])
-
-    assert sizes == [6, 6, 5]
 
 
 SMOOTH = {"activation_function": "gelu"}

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 from transformers.activations import ACT2FN
@@ -144,50 +143,6 @@ def test_mixing_starts_as_an_identity_truncated_or_repeated(
         for attention in (layer.self_attn, layer.encoder_attn):
             assert torch.equal(attention.logits_mixing.weight, logits_mixing)
             assert torch.equal(attention.weights_mixing.weight, weights_mixing)
-
-
-TYINGS = {
-    "shared": {},
-    "shared_untied": UNTIED,
-    "two_tables": TWO_TABLES,
-    "two_tables_untied": {**TWO_TABLES, **UNTIED},
-    "two_vocabularies": {**TWO_TABLES, "decoder_vocab_size": 41},
-    "two_vocabularies_untied": {**TWO_TABLES, **UNTIED, "decoder_vocab_size": 41},
-}
-
-
-@pytest.mark.parametrize("tying", TYINGS.values(), ids=TYINGS)
-def test_tables_are_tied_as_told_and_stay_so_when_saved(batch, tmp_path, tying):
-    model = build_variant(**tying, lm_head_bias=True)
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-
-    vocabulary = tying.get("decoder_vocab_size", 37)
-    assert_loaded(loaded, model, batch)
-    for one in (model, loaded):
-        encoder, decoder = (
-            stack.embed_tokens.weight for stack in (one.model.encoder, one.model.decoder)
-        )
-        assert (encoder is decoder) == tying.get("share_encoder_decoder_embeddings", True)
-        assert (one.lm_head.weight is decoder) == tying.get("tie_word_embeddings", True)
-        assert (encoder.shape, decoder.shape) == ((37, 24), (vocabulary, 24))
-        assert one.lm_head.weight.shape == (vocabulary, 24)
-        assert one.get_input_embeddings().weight is encoder
-        assert one.get_output_embeddings() is one.lm_head
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_saved_file_holds_tied_tensors_once(tmp_path, tied):
-    model = build_variant(tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path)
-
-    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-        saved = set(file.keys())
-
-    outside_layers = {name for name in saved if ".layers." not in name and "norm" not in name}
-    assert outside_layers == {"model.shared.weight"} | (set() if tied else {"lm_head.weight"})
-    # Trainer warns of lost weights unless the others are named.
-    assert set(model._keys_to_ignore_on_save) == model.state_dict().keys() - saved
 
 
 @pytest.mark.parametrize("tying", [{}, TWO_TABLES], ids=["shared", "two_tables"])
