@@ -147,24 +147,41 @@ def test_number_outside_its_range_is_refused(name, value, limit):
     ("changes", "faults"),
     [
         (
-            {"encoder_attention_heads": 7},
-            ["`d_model` must be a multiple of `encoder_attention_heads`, got 512 and 7"],
+            {"encoder_attention_heads": 7, "decoder_attention_heads": 9, "d_k": 64}
+            | {"position_offset": -1, "position_embedding_type": "rotary", "talking_heads": "on"}
+            | {"activation_function": "rleu", "decoder_vocab_size": 99, "pad_token_id": -1}
+            | {"bos_token_id": 37_000, "eos_token_id": [2, 37_001], "is_encoder_decoder": False}
+            | {"decoder_start_token_id": 37_002},
+            [
+                "`d_model` must be a multiple of `encoder_attention_heads`, got 512 and 7. Change "
+                "either one, or set `d_v`.",
+                "`d_model` must be a multiple of `decoder_attention_heads`, got 512 and 9.",
+                "`position_offset` must be at least 0, got -1.",
+                "`position_embedding_type` must be one of 'sinusoidal', ",
+                "got 'rotary'.",
+                "`talking_heads` must be one of None, 'logits', 'weights', 'both', got 'on'.",
+                "`activation_function` must be one of ",
+                "got 'rleu'.",
+                "`decoder_vocab_size` must be `vocab_size` where source and target share",
+                "got 99 and 37000.",
+                "`pad_token_id` must be at least 0 and below `vocab_size`, got -1 and 37000.",
+                "`bos_token_id` must be at least 0 and below `vocab_size`, got 37000 and 37000.",
+                "`bos_token_id` must be at least 0 and below `decoder_vocab_size`, got 37000 and",
+                "`eos_token_id` must be at least 0 and below `vocab_size`, got 37001 and 37000.",
+                "`decoder_start_token_id` must be at least 0 and below `vocab_size`, got 37002",
+                "`is_encoder_decoder` must be True, got False.",
+            ],
         ),
         (
-            {"decoder_attention_heads": 7},
-            ["`d_model` must be a multiple of `decoder_attention_heads`, got 512 and 7"],
-        ),
-        (
-            {"encoder_attention_heads": 7, "d_k": 64},
-            ["`d_model` must be a multiple of `encoder_attention_heads`", "set `d_v`"],
-        ),
-        (
-            {"key_heads": 7, "talking_heads": "both"},
-            ["`d_model` must be a multiple of `key_heads`, got 512 and 7", "set `d_k`"],
-        ),
-        (
-            {"value_heads": 9, "talking_heads": "both"},
-            ["`d_model` must be a multiple of `value_heads`, got 512 and 9", "set `d_v`"],
+            {"key_heads": 7, "value_heads": 9, "talking_heads": "both", "eos_token_id": [2, 0]},
+            [
+                "`d_model` must be a multiple of `key_heads`, got 512 and 7. Change either one, or "
+                "set `d_k`.",
+                "`d_model` must be a multiple of `value_heads`, got 512 and 9. Change either one, "
+                "or set `d_v`.",
+                "`eos_token_id` must differ from `pad_token_id`, which is never generated, got "
+                "[2, 0] and 0.",
+            ],
         ),
         (
             {"key_heads": 16},
@@ -174,39 +191,14 @@ def test_number_outside_its_range_is_refused(name, value, limit):
             {"value_heads": 4, "talking_heads": "logits"},
             ["`value_heads` must be `encoder_attention_heads`", "got 4, 8 and 'logits'"],
         ),
-        ({"talking_heads": "on"}, ["`talking_heads` must be one of None, 'logits'", "got 'on'"]),
         (
             {"d_model": 21, "encoder_attention_heads": 7, "decoder_attention_heads": 3},
-            ["`d_model` must be even", "got 21"],
+            ["`d_model` must be even, for pairs of sine and cosine, got 21."],
         ),
-        (
-            {"decoder_vocab_size": 99},
-            ["`decoder_vocab_size` must be `vocab_size` where source and target share", "got 99"],
-        ),
-        ({"position_offset": -1}, ["`position_offset` must be at least 0, got -1"]),
-        (
-            {"position_embedding_type": "rotary"},
-            ["`position_embedding_type` must be one of 'sinusoidal', ", "got 'rotary'"],
-        ),
-        ({"activation_function": "rleu"}, ["`activation_function` must be one of", "got 'rleu'"]),
-        ({"pad_token_id": -1}, ["`pad_token_id` must be", "got -1 and 37000"]),
-        ({"bos_token_id": 37_000}, ["`bos_token_id` must be", "got 37000 and 37000"]),
-        (
-            {"vocab_size": 9, "decoder_vocab_size": 8, "share_encoder_decoder_embeddings": False}
-            | {"bos_token_id": 8},
-            ["`bos_token_id` must be at least 0 and below `decoder_vocab_size`, got 8 and 8"],
-        ),
-        ({"eos_token_id": [2, 37_001]}, ["`eos_token_id` must be", "got 37001 and 37000"]),
-        ({"decoder_start_token_id": 37_002}, ["`decoder_start_token_id` must be", "got 37002"]),
-        (
-            {"eos_token_id": [2, 0]},
-            ["`eos_token_id` must differ from `pad_token_id`", "got [2, 0] and 0"],
-        ),
-        ({"is_encoder_decoder": False}, ["`is_encoder_decoder` must be True, got False"]),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+    ids=["all at once", "heads that talk", "key_heads", "value_heads", "odd width"],
 )
-def test_config_names_fault_and_value(changes, faults):
+def test_config_names_each_fault_and_value(changes, faults):
     message = refusal(**changes)
 
     assert [fault for fault in faults if fault not in message] == []

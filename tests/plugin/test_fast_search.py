@@ -290,10 +290,6 @@ class ForeignLinear(nn.Linear):
         return 2 * super().forward(x)
 
 
-# A package beside this one, whose name begins alike.
-ForeignLinear.__module__ = "vanilla_transformer.modeling_of_others"
-
-
 class OwnDecoder(Decoder):
     def add_positions(self, inputs_embeds: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return super().add_positions(2 * inputs_embeds, *args, **kwargs)
@@ -326,11 +322,6 @@ def patch_linear(model: Model) -> None:
     fc1(model).forward = lambda x: 2 * forward(x)
 
 
-class Shifted(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + torch.arange(37)
-
-
 def fc1(model: Model) -> nn.Linear:
     return model.model.decoder.layers[1].fc1
 
@@ -345,7 +336,6 @@ CHANGES = {
     "class of a map": lambda model: setattr(fc1(model), "__class__", ForeignLinear),
     "hook of a map": lambda model: fc1(model).register_forward_hook(lambda *call: 2 * call[-1]),
     "forward of a map": patch_linear,
-    "head": lambda model: setattr(model.lm_head, "__class__", Shifted),
 }
 
 
