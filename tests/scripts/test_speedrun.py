@@ -12,6 +12,7 @@ import pytest
 
 import speedrun
 
+from ..support.documents import ROOT
 from ..support.training_runs import training_options
 
 STARTED = 1_000_000_000
