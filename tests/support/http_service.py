@@ -66,12 +66,7 @@ def ask(port: int, method: str, path: str, body: Any = None, **headers: str) -> 
 
 @contextmanager
 def running(service: Service, **callers: Any) -> Iterator[RunningService]:
-    """Runs a service until the end of the block, which must leave it able to stop.
-
-    Args:
-        service: What answers.
-        callers: Further arguments of `build_app`.
-    """
+    """Runs a service until the end of the block, which must leave it able to stop."""
     config = server_config(build_app(service, **callers), log_config=None, lifespan="on")
     with serving(config) as (server, port):
         yield RunningService(service, port, server)

@@ -69,11 +69,7 @@ def sinusoid(
 ) -> Tensor:
     """Positional encoding of section 3.5: sine in even columns, cosine in odd ones, `[D]`.
 
-    Args:
-        position: Place in the sentence.
-        d_model: Number of columns D.
-        base: The longest wavelength is nearly 2 pi times as long.
-        concatenated: All sines in the first half of the columns, all cosines in the second.
+    If `concatenated`, all sines are in the first half of the columns, all cosines in the second.
     """
     pairs = []
     for pair in range(d_model // 2):
@@ -189,12 +185,7 @@ def attention_weights(
 ) -> Vectors:
     """How much one position takes of each value, equation (1): `[K]` for each head of values.
 
-    Args:
-        weights: Parameters by name.
-        name: The attention's name.
-        config: Says where the heads talk, if at all.
-        query: What the position asks: one vector `[E]` for each head.
-        keys: The same of every position that it sees.
+    The `query` has one vector `[E]` for each head; so have the `keys` of every visible position.
     """
     maps = []
     for head, asked in enumerate(query):
@@ -220,14 +211,8 @@ def multi_head_attention(
 ) -> Vectors:
     """Section 3.2.2: what every head takes of the values, brought together by `out_proj`.
 
-    Args:
-        weights: Parameters by name.
-        name: The attention's name.
-        config: Sizes and switches.
-        queries: At each position that asks, one vector `[E]` for each head.
-        keys: The same of each position that answers.
-        values: The same of each position that answers.
-        causal: Whether a query sees only the keys up to its own position.
+    At each position there is one vector `[E]` for each head. If `causal`, a query sees only the
+    keys up to its own position.
     """
     outputs = []
     for position, query in enumerate(queries):
@@ -393,13 +378,7 @@ def logits(
 ) -> list[Tensor]:
     """Scores of the next token: for each sentence one tensor, real target tokens by V.
 
-    Args:
-        weights: Parameters by name, float64.
-        config: Sizes and token ids.
-        input_ids: Source ids, `[B, S]`.
-        attention_mask: 1 for a real source token, 0 for padding, `[B, S]`; None means all real.
-        decoder_input_ids: Target ids that the decoder reads, `[B, T]`.
-        decoder_attention_mask: The same for the target, `[B, T]`.
+    Source ids are `[B, S]`, target ids `[B, T]`; masks are 1 for real tokens, None if all are.
     """
     sources = real_tokens(input_ids, attention_mask)
     targets = real_tokens(decoder_input_ids, decoder_attention_mask)
