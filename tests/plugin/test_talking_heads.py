@@ -81,11 +81,8 @@ def oracles_maps(model: Model, name: str, states: Tensor, other: Tensor) -> list
         other: What answers in cross-attention.
     """
     weights = reference.leaves(model.state_dict())
-    if name.endswith("encoder_attn"):
-        sentences = (list(states), list(other))
-        queries, keys, _ = reference.cross_projections(weights, name, model.config, *sentences)
-    else:
-        queries, keys, _ = reference.self_projections(weights, name, model.config, list(states))
+    source = list(other) if name.endswith("encoder_attn") else None
+    queries, keys, _ = reference.projections(weights, name, model.config, list(states), source)
     visible = keys[:3] if name.endswith("self_attn") and "decoder" in name else keys
     return reference.attention_weights(weights, name, model.config, queries[2], visible)
 
