@@ -11,7 +11,7 @@ from transformers import BatchEncoding
 import neighbours
 import training
 from lab import Memory
-from neighbours import Training, build, padding_of, tokens_of, training_flops
+from neighbours import Training, build, training_flops
 
 from ..conftest import build_variant
 
@@ -22,11 +22,6 @@ BATCH = BatchEncoding(
         "labels": torch.tensor([[8, 2], [2, -100]]),
     }
 )
-
-
-def test_tokens_and_padding_are_counted_on_both_sides():
-    assert tokens_of([BATCH, BATCH]) == 16
-    assert padding_of([BATCH]) == pytest.approx(4 / 12)
 
 
 SIZES = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import GenerationMixin, MaxTimeCriteria, TemperatureLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -199,11 +199,6 @@ class Silence(BaseStreamer):
     def end(self) -> None: ...
 
 
-class Unchanged(LogitsProcessor):
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores
-
-
 class OwnTemperature(TemperatureLogitsWarper):
     """A user's own, whatever it may do."""
 
@@ -215,10 +210,6 @@ UNKNOWN_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no cache": ({"use_cache": False}, "`use_cache` is not set"),
     "static cache": ({"cache_implementation": "static"}, OTHER_CACHE),
     "processor": (
-        {"logits_processor": LogitsProcessorList([Unchanged()])},
-        "Unchanged is not known to look at single rows only",
-    ),
-    "descendant": (
         {"logits_processor": LogitsProcessorList([OwnTemperature(2.0)])},
         "OwnTemperature is not known to look at single rows only",
     ),
