@@ -261,10 +261,6 @@ def write(tmp_path: Path) -> Callable[..., str]:
     return write_file
 
 
-def real_rows(ids: Tensor, is_real: Tensor) -> list[Tensor]:
-    return [row[real] for row, real in zip(ids, is_real.bool(), strict=True)]
-
-
 def pad(rows: list[Tensor], side: str, extra: int, filler: int = 0) -> tuple[Tensor, Tensor]:
     """Ids and mask, `extra` positions wider than the longest row needs."""
     width = max(len(row) for row in rows) + extra
@@ -307,12 +303,6 @@ def interrupted_after(lines: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Translator, "translate", translate)
         yield
-
-
-def long_inputs(length: int = 64) -> Batch:
-    """Two sentences of one length, every position real."""
-    ids = torch.arange(2 * length).fmod(33).add(3).view(2, length)
-    return {"input_ids": ids, "decoder_input_ids": ids.flip(0)}
 
 
 def source_of(batch: Batch) -> Batch:

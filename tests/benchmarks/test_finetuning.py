@@ -1,13 +1,7 @@
 """`benchmarks/finetuning.py`: sizes, and what both contenders have in common."""
 
-import sys
-
 import pytest
 import torch
-
-from ..support.documents import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from finetuning import KINDS, build, contender
 

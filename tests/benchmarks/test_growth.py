@@ -1,11 +1,6 @@
 """`benchmarks/growth.py`: which run is in which column, and the corpora that it makes."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import growth
 from growth import cells, made_lines, measure

@@ -7,11 +7,9 @@ from itertools import count
 import pytest
 import torch
 
-from ..support.documents import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 from lab import Memory, Report, measure_alone, process_memory, ratio, speed_cells, take_turns
+
+from ..support.documents import ROOT
 
 # A median that is not the mean.
 SLOW, FAST = [8.0, 4.0, 30.0], [2.0, 1.0, 3.0]

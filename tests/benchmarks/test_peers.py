@@ -13,14 +13,9 @@ import psutil
 import pytest
 import yaml
 
-from vanilla_transformer_tools.settings import PRESETS
-
-from ..support.documents import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 import peers
 from peers import CONFIGS, TOOLKITS, Job, Toolkit
+from vanilla_transformer_tools.settings import PRESETS
 
 FAKE = Toolkit(
     config="fake.yaml",

@@ -3,23 +3,10 @@
 import json
 import os
 import random
-import sys
 from itertools import pairwise
-from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
-
-from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.service.app import Service as AppService
-from vanilla_transformer_tools.service.translators import ServedLanguages, Translators
-from vanilla_transformer_tools.settings import ServeSettings
-from vanilla_transformer_tools.translation import Translator
-
-from ..conftest import save_small_model
-from ..support.http_service import running
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import service
 from service import (
@@ -32,6 +19,14 @@ from service import (
     speed_cells,
     storm,
 )
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.service.app import Service as AppService
+from vanilla_transformer_tools.service.translators import ServedLanguages, Translators
+from vanilla_transformer_tools.settings import ServeSettings
+from vanilla_transformer_tools.translation import Translator
+
+from ..conftest import save_small_model
+from ..support.http_service import running
 
 LINES = ["ein hund rennt", "ja", "der alte mann", "oh nein"]
 

@@ -6,14 +6,9 @@ import sys
 import pytest
 import torch
 
-from vanilla_transformer_tools import threads as counting
-
-from ..support.documents import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 import threads
 from threads import cells, contenders
+from vanilla_transformer_tools import threads as counting
 
 
 def test_row_divides_idle_cores_by_the_best_fixed_number():

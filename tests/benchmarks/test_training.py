@@ -1,7 +1,6 @@
 """`benchmarks/training.py`: the table, and what is the same for all contenders."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +8,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BatchEncoding
 
-from ..conftest import build_variant
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 import neighbours
 import training
 from lab import Memory
-from neighbours import Training, build, padding_of, tokens_of, training_flops
+from neighbours import Training, build, training_flops
+
+from ..conftest import build_variant
 
 BATCH = BatchEncoding(
     {
@@ -25,11 +22,6 @@ BATCH = BatchEncoding(
         "labels": torch.tensor([[8, 2], [2, -100]]),
     }
 )
-
-
-def test_tokens_and_padding_are_counted_on_both_sides():
-    assert tokens_of([BATCH, BATCH]) == 16
-    assert padding_of([BATCH]) == pytest.approx(4 / 12)
 
 
 SIZES = {

@@ -1,18 +1,16 @@
 """What `docs/contracts.md` says of this model and its neighbours."""
 
-import sys
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from contracts import CHECKS, Candidate, Check, computing, sharing, training
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "contracts.md"
 ALL_CHECKS = list(chain(*CHECKS.values()))
+# Each takes seconds, and another quick test repeats most of it.
+SLOW = (computing.exports, sharing.loads_elsewhere)
 
 # Transformers' own doing.
 BROKEN = {
@@ -48,7 +46,11 @@ def name_of(value: object) -> str | None:
     return getattr(value, "__name__", None)
 
 
-@pytest.mark.parametrize("check", ALL_CHECKS, ids=name_of)
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=pytest.mark.slow if check in SLOW else ()) for check in ALL_CHECKS],
+    ids=name_of,
+)
 def test_this_model_keeps_each_contract(request, tmp_path, check: Check):
     if check in BROKEN:
         request.applymarker(pytest.mark.xfail(reason=BROKEN[check], strict=True))

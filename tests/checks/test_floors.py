@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "checks"))
-
 from floors import PLAN, SOURCE, circle, module_graph, room_graph, wrong_arrows
 
 MODULES = module_graph(SOURCE)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import time
 
 import numpy as np
@@ -17,15 +16,12 @@ from vanilla_transformer_tools.interop import web
 from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.onnx import OnnxModel, quantize_onnx, save_interface
 from vanilla_transformer_tools.saved_folder import load_model
+from web import served
 
 from ..conftest import build_variant
 from ..support.browser import open_browser
 from ..support.documents import ROOT
 from ..support.scripts import run_script
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from web import served
 
 LINES = [german(number) for number in range(90, 190)]
 # The random model seldom ends by itself.

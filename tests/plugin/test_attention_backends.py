@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForSeq2SeqLM
 from transformers import modeling_flash_attention_utils as flash_utils
-from transformers.cache_utils import EncoderDecoderCache, StaticCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 from transformers.utils import is_flash_attn_2_available
@@ -21,7 +21,6 @@ from ..conftest import (
     build_variant,
     gradients,
     pad,
-    real_rows,
     source_of,
     without_labels,
 )
@@ -139,11 +138,18 @@ def eager_model(tiny_model: Model) -> Model:
     return tiny_model
 
 
-def static_cache(model: Model, source_length: int, target_length: int) -> EncoderDecoderCache:
-    return EncoderDecoderCache(
-        StaticCache(config=model.config, max_cache_len=target_length),
-        StaticCache(config=model.config, max_cache_len=source_length),
-    )
+def make_cache(kind: str, model: Model) -> EncoderDecoderCache:
+    def make(length: int) -> Cache:
+        if kind == "dynamic":
+            return DynamicCache(config=model.config)
+        return StaticCache(config=model.config, max_cache_len=length)
+
+    # The source's seven positions, and more than the target's five.
+    return EncoderDecoderCache(make(9), make(7))
+
+
+def real_rows(ids: Tensor, is_real: Tensor) -> list[Tensor]:
+    return [row[real] for row, real in zip(ids, is_real.bool(), strict=True)]
 
 
 def padded(batch: Batch, side: str, extra: int) -> Batch:
@@ -169,29 +175,6 @@ def test_logits_are_those_of_eager_attention(eager_model, batch, attention, side
     torch.testing.assert_close(actual[is_real], expected[is_real])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@torch.no_grad()
-def test_cached_decoding_is_that_of_eager_attention(eager_model, batch, attention, side):
-    inputs = padded(batch, side, 0)
-    target, mask = inputs.pop("decoder_input_ids"), inputs.pop("decoder_attention_mask")
-    expected = eager_model(**inputs, decoder_input_ids=target, decoder_attention_mask=mask).logits
-
-    eager_model.set_attn_implementation(attention)
-    pieces, cache, start = [], None, 0
-    for end in (2, 3, 5):
-        output = eager_model(
-            **inputs,
-            decoder_input_ids=target[:, start:end],
-            decoder_attention_mask=mask[:, :end],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        pieces.append(output.logits)
-        cache, start = output.past_key_values, end
-
-    torch.testing.assert_close(torch.cat(pieces, dim=1)[mask.bool()], expected[mask.bool()])
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_generation_is_that_of_eager_attention(eager_model, batch, attention, num_beams):
     inputs = source_of(padded(batch, "left", 0))
@@ -206,21 +189,34 @@ def test_generation_is_that_of_eager_attention(eager_model, batch, attention, nu
 
 # A kernel of the user's own has no part in this: with no mask it is to attend to all keys, and only
 # by its name, as Transformers does, could one know that it is to be given one.
-@pytest.mark.parametrize("attention", KERNELS[:-1], indirect=True)
-@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 1, 2), (5,)])
+@pytest.mark.parametrize("attention", ["eager", *KERNELS[:-1]], indirect=True)
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3), (5,)])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("masked", [False, True])
 @torch.no_grad()
-def test_empty_end_of_a_static_cache_is_never_attended_to(eager_model, batch, attention, chunks):
-    inputs, target = source_of(batch), batch["decoder_input_ids"]
-    expected = eager_model(**inputs, decoder_input_ids=target).logits
+def test_decoding_in_chunks_is_eager_attention_at_once(
+    eager_model, batch, attention, chunks, kind, masked
+):
+    inputs = padded(batch, "left", 0) if masked else without_labels(batch)
+    # Without padding no mask is given: positions then follow from the cache.
+    target, mask = inputs.pop("decoder_input_ids"), inputs.pop("decoder_attention_mask", None)
+    expected = eager_model(**inputs, decoder_input_ids=target, decoder_attention_mask=mask).logits
 
     eager_model.set_attn_implementation(attention)
-    cache = static_cache(eager_model, source_length=7, target_length=11)
-    steps = [
-        eager_model(**inputs, decoder_input_ids=piece, past_key_values=cache).logits
-        for piece in target.split(chunks, dim=1)
-    ]
+    cache, pieces = make_cache(kind, eager_model), []
+    for piece in target.split(chunks, dim=1):
+        end = cache.get_seq_length() + piece.shape[1]
+        output = eager_model(
+            **inputs,
+            decoder_input_ids=piece,
+            decoder_attention_mask=None if mask is None else mask[:, :end],
+            past_key_values=cache,
+        )
+        assert output.past_key_values is cache
+        pieces.append(output.logits)
 
-    torch.testing.assert_close(torch.cat(steps, dim=1), expected)
+    is_real = slice(None) if mask is None else mask.bool()
+    torch.testing.assert_close(torch.cat(pieces, dim=1)[is_real], expected[is_real])
 
 
 @torch.no_grad()
@@ -298,77 +294,18 @@ def test_weights_and_states_are_returned_under_any_kernel(eager_model, batch, at
     assert eager_model.config._attn_implementation == attention
 
 
-@pytest.mark.parametrize("cache_implementation", [None, "static"])
-def test_generation_returns_weights_and_states_under_any_kernel(
-    eager_model, batch, attention, cache_implementation
-):
-    def generate() -> Any:
-        return eager_model.generate(
-            **source_of(batch),
-            num_beams=3,
-            min_new_tokens=4,
-            max_new_tokens=4,
-            cache_implementation=cache_implementation,
-            output_attentions=True,
-            output_hidden_states=True,
-            return_dict_in_generate=True,
-        )
-
-    expected = generate()
-    eager_model.set_attn_implementation(attention)
-    actual = generate()
-
-    assert actual.sequences.tolist() == expected.sequences.tolist()
-    for name in OUTPUTS:
-        torch.testing.assert_close(actual[name], expected[name])
-    assert [len(step) for step in actual.decoder_hidden_states] == [4] * 4
-    assert [len(step) for step in actual.cross_attentions] == [3] * 4
-
-
-@pytest.fixture
-def handed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the user's kernel got, a record for each call."""
-    calls: list[dict[str, Any]] = []
-
-    def recorder(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        names = ("query", "key", "value", "attention_mask")
-        calls.append({"module": module, **dict(zip(names, args, strict=True)), **kwargs})
-        return own_kernel(module, *args, **kwargs)
-
-    monkeypatch.setitem(AttentionInterface._global_mapping, "own_kernel", recorder)
-    return calls
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_kernel_is_handed_heads_mask_scale_and_dropout(tiny_model, batch, handed, training):
-    tiny_model.set_attn_implementation("own_kernel")
-    for module in tiny_model.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.25
-
-    tiny_model.train(training)(**batch)
-
-    # For each attention: shapes of queries and of keys, whether it is causal, and its mask.
-    is_real = batch["attention_mask"].bool().tolist()
-    around = ((3, 2, 7, 12), (3, 2, 7, 12), False, is_real)
-    back = ((3, 4, 5, 6), (3, 4, 5, 6), True, None)
-    across = ((3, 4, 5, 6), (3, 4, 7, 6), False, is_real)
-    expected = [around] * 2 + [back, across] * 3
-    for call, (queries, keys, is_causal, mask) in zip(handed, expected, strict=True):
-        assert call["query"].shape == queries
-        assert call["key"].shape == call["value"].shape == keys
-        assert call["scaling"] == pytest.approx(keys[-1] ** -0.5)
-        assert call["dropout"] == (0.25 if training else 0.0)
-        assert call["module"].is_causal == is_causal
-        given = call["attention_mask"]
-        assert (given if given is None else given.tolist()) == mask
-
-
 # Both stacks share the one config, which has no name of its own.
 @pytest.mark.parametrize("choice", ["own_kernel", {"": "own_kernel"}, None])
 def test_chosen_kernel_computes_every_attention_and_is_not_saved(
-    tiny_model, batch, tmp_path, handed, choice
+    tiny_model, batch, tmp_path, monkeypatch, choice
 ):
+    calls: list[nn.Module] = []
+
+    def count(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        calls.append(module)
+        return own_kernel(module, *args, **kwargs)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "own_kernel", count)
     tiny_model.save_pretrained(tmp_path)
     expected = tiny_model(**batch).logits
 
@@ -379,7 +316,7 @@ def test_chosen_kernel_computes_every_attention_and_is_not_saved(
     actual = model(**batch).logits
 
     torch.testing.assert_close(actual, expected)
-    assert len(handed) == 2 + 2 * 3
+    assert len(calls) == 2 + 2 * 3
     model.save_pretrained(tmp_path)
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 

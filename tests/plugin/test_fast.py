@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -17,91 +18,55 @@ from ..conftest import Batch, Model, build_variant, gradients, source_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(vanilla_transformer.__file__).parent
-# Oracle, grid and contracts, but for what is about chunks of logits and compared with neighbours.
-TEXTBOOK = ["tests/plugin/test_parity.py", "tests/plugin/test_variant_grid.py"]
-NOT_OF_A_TEXTBOOK = "not several_chunks"
+MODELING = "modeling_vanilla_transformer.py"
+TEXTBOOK = [
+    "tests/plugin/test_parity.py",
+    "tests/plugin/test_variant_grid.py",
+    "tests/checks/test_contracts.py",
+]
+# Not what is about memory, which is what fast files are for, nor about neighbours.
+OF_A_TEXTBOOK = "not several_chunks and not never_holds and not neighbour"
 
 
-@pytest.fixture
-def source_without_fast_files(tmp_path: Path) -> Path:
-    """A `src` whose plugin has no `fast_*` files; the tools are those of this repository."""
+def test_model_without_fast_files_trains_and_generates(monkeypatch, tiny_config, batch):
+    monkeypatch.setitem(sys.modules, "vanilla_transformer.fast_vanilla_transformer", None)
+    spec = spec_from_file_location("vanilla_transformer.modeling_of_a_textbook", PACKAGE / MODELING)
+    modeling = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, modeling)
+    spec.loader.exec_module(modeling)
+    model = modeling.VanillaTransformerForConditionalGeneration(tiny_config)
+
+    model.train()(**batch).loss.backward()
+    found = model.eval().generate(**source_of(batch), num_beams=2, max_length=9)
+
+    assert type(model.model.computing) is Plain
+    assert len(found) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_oracle_grid_and_contracts_hold_without_fast_files(tmp_path):
     for package in ("vanilla_transformer", "vanilla_transformer_tools"):
         shutil.copytree(PACKAGE.with_name(package), tmp_path / package)
-    for file in (tmp_path / "vanilla_transformer").glob("fast_*.py"):
+    plugin = tmp_path / "vanilla_transformer"
+    for file in plugin.glob("fast_*.py"):
         file.unlink()
-    return tmp_path
-
-
-def forget_fast_files(source: Path) -> None:
-    """Deletes their import too, by which Transformers finds the files to copy into a folder."""
-    modeling = source / "vanilla_transformer" / "modeling_vanilla_transformer.py"
-    code = modeling.read_text()
+    # Their import, by which Transformers finds the files to copy into a folder.
+    code = (plugin / MODELING).read_text()
     start, end = code.index("try:\n    from .fast"), code.index("logger =")
-    modeling.write_text(f"{code[:start]}Fast = Plain\n{code[end:]}")
+    (plugin / MODELING).write_text(f"{code[:start]}Fast = Plain\n{code[end:]}")
 
-
-def run_without(source: Path, *arguments: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(source)}
+    tests = [*TEXTBOOK, "-q", "-p", "no:cacheprovider", "-k", OF_A_TEXTBOOK]
     process = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "pytest", *tests],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
+
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
-
-
-CODE = """
-import torch
-import vanilla_transformer
-from vanilla_transformer.modeling_vanilla_transformer import Fast, Plain
-assert Fast is Plain
-config = vanilla_transformer.VanillaTransformerConfig(
-    vocab_size=37, d_model=24, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-    decoder_attention_heads=2, encoder_ffn_dim=28, decoder_ffn_dim=28,
-)
-model = vanilla_transformer.VanillaTransformerForConditionalGeneration(config)
-ids = torch.randint(3, 37, (2, 5))
-model.train()(ids, labels=ids).loss.backward()
-model.eval().generate(ids, num_beams=2, max_length=9)
-"""
-# But for memory, which is what fast files are for, and what Transformers itself breaks.
-CONTRACTS = """
-import sys, tempfile
-from itertools import chain
-from pathlib import Path
-sys.path[:0] = ["checks", "benchmarks"]
-from contracts import CHECKS, Candidate, computing, training
-broken = []
-for check in chain(*CHECKS.values()):
-    if check in (training.never_holds_all_logits, computing.asking_leaves_a_model_that_pickles):
-        continue
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            check(Candidate("vanilla", Path(folder)))
-    except Exception as error:
-        broken.append((check.__name__, repr(error)[:300]))
-print(broken)
-sys.exit(bool(broken))
-"""
-
-
-def test_package_without_fast_files_trains_and_generates(source_without_fast_files):
-    run_without(source_without_fast_files, "-W", "error::UserWarning", "-c", CODE)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_oracle_and_grid_hold_without_fast_files(source_without_fast_files):
-    forget_fast_files(source_without_fast_files)
-
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *TEXTBOOK]
-    run_without(source_without_fast_files, *tests, "-k", NOT_OF_A_TEXTBOOK)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_contracts_hold_without_fast_files(source_without_fast_files):
-    forget_fast_files(source_without_fast_files)
-
-    run_without(source_without_fast_files, "-c", CONTRACTS)
 
 
 def test_switch_of_the_config_leaves_textbook_layers(batch):

@@ -19,7 +19,6 @@ from vanilla_transformer.fast_loss_vanilla_transformer import (
 from vanilla_transformer.modeling_vanilla_transformer import Plain
 
 from ..conftest import TWO_TABLES, UNTIED, Batch, Model, build_variant
-from ..support.pretended_device import move, pretended_device, put
 
 
 @pytest.fixture
@@ -100,23 +99,6 @@ def emulate_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_loss_vanilla_transformer, "sums_in_float32", lambda device: True)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 256, 4096, 10_000])
-def test_gradients_are_those_of_float64_at_every_chunk_size(monkeypatch, rows):
-    monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(37, 24, generator=generator, dtype=torch.float64).requires_grad_()
-    states = torch.randn(1, 300, 24, generator=generator, dtype=torch.float64).requires_grad_()
-    labels = torch.randint(37, (1, 300), generator=generator)
-    projection = nn.Linear(24, 37, bias=False)
-    projection.weight = nn.Parameter(weight.detach())
-
-    loss = projected_loss_sum(projection, states, labels, LossTerms(0.1)) / 300
-    actual = torch.autograd.grad(loss, (states, projection.weight))
-
-    for one, expected in zip(actual, reference(weight, states, labels, 0.1), strict=True):
-        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
-
-
 def assert_gradients_are_those_of_float64(projection, positions, terms, dtype, **compiler) -> None:
     states = torch.randn(2, positions, 24, requires_grad=True)
     labels = torch.randint(37, (1, positions)).expand(2, -1)
@@ -180,24 +162,20 @@ def test_float16_gradients_are_those_of_float64(monkeypatch, device, weights, lo
     ("device", "vocab_size", "rows"),
     [
         ("cpu", 37_000, 256),
+        # 16 GiB are assumed.
         ("meta", 37_000, 3627),
-        ("meta", 256_206, 523),
         ("meta", 5_000_000, 256),
         ("meta", 1_000, 8192),
+        ("cuda", 37_000, 8192),
+        ("cuda", 256_206, 2619),
     ],
 )
-def test_rows_of_a_chunk_follow_from_device_and_vocabulary(device, vocab_size, rows):
-    # 16 GiB are assumed.
-    assert chunk_rows(torch.device(device), vocab_size) == rows
-
-
-@pytest.mark.parametrize(("vocab_size", "rows"), [(37_000, 8192), (256_206, 2619)])
-def test_rows_of_a_chunk_follow_from_the_memory_of_a_gpu(monkeypatch, vocab_size, rows):
+def test_rows_of_a_chunk_follow_from_memory_and_vocabulary(monkeypatch, device, vocab_size, rows):
     memory = SimpleNamespace(total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
 
-    assert chunk_rows(torch.device("cuda"), vocab_size) == rows
+    assert chunk_rows(torch.device(device), vocab_size) == rows
 
 
 @every_term
@@ -242,24 +220,6 @@ def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(
         monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", rows)
         assert_gradients_are_those_of_float64(projection, positions, terms, dtype, compiler=graphs)
     assert graphs.frame_count == 1
-
-
-def test_chunks_of_a_gpu_have_about_the_same_size(monkeypatch):
-    monkeypatch.setattr(fast_loss_vanilla_transformer, "chunk_rows", lambda *_: 8)
-    sizes = []
-    compute = fast_loss_vanilla_transformer._loss_and_gradient
-
-    def watch(logits: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        sizes.append(len(logits))
-        return compute(logits, *others)
-
-    monkeypatch.setattr(fast_loss_vanilla_transformer, "_loss_and_gradient", watch)
-    with pretended_device():
-        projection = move(nn.Linear(24, 37))
-        given = put({"states": torch.randn(1, 17, 24), "labels": torch.randint(37, (1, 17))})
-        projected_loss_sum(projection, given["states"], given["labels"])
-
-    assert sizes == [6, 6, 5]
 
 
 SMOOTH = {"activation_function": "gelu"}

@@ -1,22 +1,40 @@
-"""What `generate` adds to Transformers': its helpers with our caches, and the settings it saves."""
+"""What `generate` adds to Transformers': its helpers with our caches and two vocabularies."""
 
 import copy
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, WatermarkingConfig
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+from torch.fx import GraphModule
+from transformers import CompileConfig, GenerationConfig, LogitsProcessor, WatermarkingConfig
 from transformers.generation import utils
 
-from ..conftest import TWO_TABLES, Batch, Model, build_variant, record_calls, source_of
+from vanilla_transformer.tokenization_vanilla_transformer import (
+    TokenizerKind,
+    VanillaTransformerTokenizer,
+)
 
-FORBIDDEN = [0, 1]  # `<pad>` and `<s>`
+from ..conftest import (
+    TWO_TABLES,
+    Batch,
+    Model,
+    build_variant,
+    record_calls,
+    source_of,
+    without_labels,
+)
+from .test_attention_backends import make_cache
+
 EOS = 2
 
+# Encoder and decoder layers; a cache sized by the wrong stack fails on one of them.
+depths = pytest.mark.parametrize("depths", [(1, 3), (3, 1)], ids=str)
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU is absent"),
+]
 both_widths = pytest.mark.parametrize("num_beams", [1, 3])
 
 
@@ -52,74 +70,25 @@ def test_only_a_call_with_two_limits_is_warned(tiny_model, batch, options, count
     assert len(warnings) == count
 
 
-def test_fresh_model_generates_greedily_up_to_max_position_embeddings(batch):
-    model = build_variant(max_position_embeddings=33)
-    with torch.no_grad():
-        model.model.shared.weight[EOS] = 0  # `</s>` is never the best token
-
-    generated = model.generate(**source_of(batch))
-
-    assert generated.shape == (3, 33)
-    again = model.generate(**source_of(batch), num_beams=1, do_sample=False)
-    assert generated.tolist() == again.tolist()
-
-
 def test_start_token_that_is_an_end_may_be_generated():
     config = build_variant(bos_token_id=EOS, eos_token_id=[EOS, 7]).generation_config
 
     assert config.bad_words_ids == [[0]]
 
 
-@pytest.mark.parametrize(
-    "search", [{}, {"num_beams": 3}, {"do_sample": True}, {"bad_words_ids": [[5]]}], ids=str
-)
-def test_generation_never_emits_padding_or_start_inside_a_sentence(batch, search):
-    model = build_variant(tie_word_embeddings=False)
-    with torch.no_grad():
-        # The decoder's output is the norm's bias alone, and tokens are liked in this order.
-        model.model.decoder.layer_norm.weight.zero_()
-        model.lm_head.weight.zero_()
-        for token, liking in ((0, 6.0), (1, 5.0), (9, 2.0), (2, 1.0)):
-            bias = model.model.decoder.layer_norm.bias
-            model.lm_head.weight[token] = liking * bias / bias.norm() ** 2
+@pytest.mark.parametrize("search", [{}, {"do_sample": True}, {"bad_words_ids": [[5]]}], ids=str)
+def test_generation_never_emits_padding_or_start_inside_a_sentence(tiny_model, batch, search):
+    # Tokens are liked in this order.
+    liking = torch.zeros(37)
+    liking[[0, 1, 9, EOS]] = torch.tensor([9.0, 8.0, 7.0, 6.0])
+    tiny_model.lm_head.register_forward_hook(lambda *call: liking.expand_as(call[-1]))
     torch.manual_seed(0)
 
-    generated = model.generate(**source_of(batch), max_new_tokens=12, **search)
+    generated = tiny_model.generate(**source_of(batch), max_new_tokens=12, **search)
 
     for row in generated.tolist():
         sentence = row[1 : row.index(EOS) if EOS in row else None]
-        assert not {*FORBIDDEN} & set(sentence)
-
-
-def test_greedy_search_returns_the_models_own_logits_and_weights(tiny_model, batch):
-    output = tiny_model.generate(
-        **source_of(batch),
-        min_new_tokens=6,
-        max_new_tokens=6,
-        return_dict_in_generate=True,
-        output_scores=True,
-        output_logits=True,
-        output_attentions=True,
-        output_hidden_states=True,
-    )
-
-    with torch.no_grad():
-        forced = tiny_model(
-            **source_of(batch),
-            decoder_input_ids=output.sequences[:, :-1],
-            output_attentions=True,
-            output_hidden_states=True,
-        )
-    torch.testing.assert_close(torch.stack(output.logits, dim=1), forced.logits)
-    scores = forced.logits.clone()
-    scores[..., [*FORBIDDEN, EOS]] = -torch.inf
-    torch.testing.assert_close(torch.stack(output.scores, dim=1), scores)
-    assert output.sequences[:, 1:].tolist() == scores.argmax(dim=-1).tolist()
-    for name in ("cross_attentions", "decoder_hidden_states"):
-        for layer, states in enumerate(getattr(forced, name)):
-            steps = [step[layer] for step in getattr(output, name)]
-            torch.testing.assert_close(torch.cat(steps, dim=-2), states)
-    torch.testing.assert_close(output.encoder_attentions, forced.encoder_attentions)
+        assert not {0, 1} & set(sentence)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
@@ -140,21 +109,6 @@ def test_beam_search_scores_are_those_of_the_model(tiny_model, batch, length_pen
     torch.testing.assert_close(
         output.sequences_scores, chosen.sum(dim=-1) / lengths**length_penalty
     )
-
-
-def test_beam_search_as_wide_as_all_continuations_finds_the_best(tiny_model, batch):
-    width = tiny_model.config.vocab_size
-    pairs = torch.cartesian_prod(torch.arange(width), torch.arange(width))
-    allowed = pairs[~torch.isin(pairs, torch.tensor([*FORBIDDEN, EOS])).any(dim=-1)]
-    sequences = torch.cat((torch.ones(len(allowed), 1, dtype=torch.long), allowed), dim=1)
-    rows = torch.zeros(len(allowed), dtype=torch.long)
-    scores = log_probabilities(tiny_model, batch, sequences, rows).sum(dim=-1)
-
-    found = tiny_model.generate(
-        **first_row(batch), num_beams=width, min_new_tokens=2, max_new_tokens=2
-    )
-
-    assert found[0].tolist() == sequences[scores.argmax()].tolist()
 
 
 @both_widths
@@ -194,15 +148,64 @@ def test_beams_are_as_many_as_the_target_vocabulary_allows(source_size, target_s
     assert cached.tolist() == model.generate(source, **search, use_cache=False).tolist()
 
 
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_step_with_labels_fills_no_cache(tiny_model, batch):
+    with_labels = tiny_model(**batch)
+    without = tiny_model(**without_labels(batch))
+
+    assert with_labels.past_key_values is None
+    assert without.past_key_values.get_seq_length() == batch["labels"].shape[1]
+
+
+@depths
+@both_widths
+@pytest.mark.parametrize(
+    "cache_implementation",
+    [
+        "static",
+        # Transformers copies to and from a GPU on a stream of its own, `Cache.update`.
+        pytest.param("offloaded", marks=needs_gpu),
+        pytest.param("offloaded_static", marks=needs_gpu),
+    ],
+)
+def test_generation_is_the_same_with_another_cache(batch, depths, num_beams, cache_implementation):
+    model = build_variant(encoder_layers=depths[0], decoder_layers=depths[1])
+    if cache_implementation != "static":
+        model, batch = model.cuda(), {name: tensor.cuda() for name, tensor in batch.items()}
+    search = {"num_beams": num_beams, "max_new_tokens": 9}
+    expected = model.generate(**source_of(batch), **search)
+
+    # Twice: Transformers may use a cache again.
+    for _ in range(2):
+        actual = model.generate(
+            **source_of(batch),
+            **search,
+            cache_implementation=cache_implementation,
+            disable_compile=True,
+        )
+        assert actual.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@both_widths
+def test_generation_takes_a_cache_made_by_hand(tiny_model, batch, kind, num_beams):
+    search = {"num_beams": num_beams, "max_new_tokens": 8}
+    expected = tiny_model.generate(**source_of(batch), **search)
+    cache = make_cache(kind, tiny_model)
+
+    actual = tiny_model.generate(**source_of(batch), **search, past_key_values=cache)
+
+    assert actual.tolist() == expected.tolist()
+    assert cache.get_seq_length() == actual.shape[1] - 1
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_generation_goes_on_from_a_filled_cache(tiny_model, batch, kind, masked):
     source = first_row(batch)
-    sizes = [{}, {}] if kind is DynamicCache else [{"max_cache_len": 12}, {"max_cache_len": 7}]
-    cache = EncoderDecoderCache(*(kind(config=tiny_model.config, **size) for size in sizes))
-    expected = tiny_model.generate(**source, min_new_tokens=10, max_new_tokens=10)
+    cache = make_cache(kind, tiny_model)
+    expected = tiny_model.generate(**source, min_new_tokens=8, max_new_tokens=8)
 
-    start = tiny_model.generate(**source, past_key_values=cache, min_new_tokens=4, max_new_tokens=4)
+    start = tiny_model.generate(**source, past_key_values=cache, min_new_tokens=3, max_new_tokens=3)
     calls = record_calls(tiny_model, "lm_head")
     mask = {"decoder_attention_mask": torch.ones_like(start)} if masked else {}
     whole = tiny_model.generate(
@@ -210,12 +213,65 @@ def test_generation_goes_on_from_a_filled_cache(tiny_model, batch, kind, masked)
         **mask,
         past_key_values=cache,
         decoder_input_ids=start,
-        min_new_tokens=6,
-        max_new_tokens=6,
+        min_new_tokens=5,
+        max_new_tokens=5,
     )
 
     assert whole.tolist() == expected.tolist()
-    assert len(calls) == 6
+    assert len(calls) == 5
+
+
+class CountingBackend:
+    """A backend of `torch.compile` that runs graphs as they are and counts."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+        self.runs = 0
+
+    def __call__(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph(*args)
+
+        return run
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CountingBackend":
+        return self  # Transformers copies its configs
+
+
+def compile_everywhere(**settings: Any) -> CompileConfig:
+    """Compiling settings that Transformers heeds on a CPU too, where it skips compiling else."""
+    torch.compiler.reset()
+    config = CompileConfig(fullgraph=True, mode=None, **settings)
+    config._compile_all_devices = True
+    return config
+
+
+# Asked for attention weights, the decoder runs eager attention.
+@pytest.mark.parametrize("output_attentions", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_generation_compiles_each_step_as_one_graph_and_once(tiny_model, batch, output_attentions):
+    source = source_of(batch)
+    other = {**source, "input_ids": source["input_ids"].flip(0)}
+    expected = [tiny_model.generate(**inputs, max_new_tokens=9) for inputs in (source, other)]
+    backend = CountingBackend()
+    settings = {
+        "max_new_tokens": 9,
+        "cache_implementation": "static",
+        "compile_config": compile_everywhere(backend=backend),
+        "output_attentions": output_attentions,
+    }
+
+    for inputs, ids in zip((source, other), expected, strict=True):
+        runs = backend.runs
+        actual = tiny_model.generate(**inputs, **settings)
+
+        assert actual.tolist() == ids.tolist()
+        # The first step, which fills the cache, is not compiled.
+        assert backend.runs - runs == ids.shape[1] - 2
+    assert backend.graphs == 1
 
 
 @pytest.mark.parametrize("helper", ["small", "itself"])
@@ -240,42 +296,6 @@ def test_assisted_generation_is_greedy(tiny_model, batch, helper):
     # One step checks all drafts, and where they are right it adds a token: 12 = 6 + 6.
     assert len(calls) == 2 if helper == "itself" else len(calls) <= 12
     assert len(projections) == tiny_model.config.decoder_layers
-
-
-def saved_generation_config(folder: Path) -> dict[str, Any]:
-    saved: dict[str, Any] = json.loads((folder / "generation_config.json").read_text())
-    return saved
-
-
-def test_generation_config_is_saved_with_every_model(tiny_model, tmp_path):
-    tiny_model.save_pretrained(tmp_path)
-
-    saved = saved_generation_config(tmp_path)
-    expected = {
-        "max_length": tiny_model.config.max_position_embeddings,
-        "bad_words_ids": [[token] for token in FORBIDDEN],
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": 1,
-    }
-    assert {name: saved.get(name) for name in expected} == expected
-
-
-def test_generation_config_of_the_users_survives_saving_and_loading(tiny_model, batch, tmp_path):
-    settings = {"num_beams": 3, "length_penalty": 0.6, "max_length": 11, "forced_bos_token_id": 23}
-    tiny_model.generation_config.update(**settings)
-    expected = tiny_model.generate(**source_of(batch))
-    tiny_model.save_pretrained(tmp_path / "first")
-    Model.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
-
-    again = Model.from_pretrained(tmp_path / "second")
-
-    first, second = (saved_generation_config(tmp_path / name) for name in ("first", "second"))
-    assert first == second
-    assert {name: getattr(again.generation_config, name) for name in settings} == settings
-    assert again.generate(**source_of(batch)).tolist() == expected.tolist()
-    assert expected[:, 1].tolist() == [23] * 3
 
 
 def build_two_vocabularies(decoder_vocab_size):
@@ -314,3 +334,48 @@ def test_ids_of_another_vocabulary_change_no_scores(settings):
     (name, value), *_ = settings.items()
     with pytest.raises(ValueError, match=rf"`{name}` takes .* got {value} .* two"):
         build_two_vocabularies(41).generate(source, max_new_tokens=2, **settings)
+
+
+TEXT = "zwei drei vier, zwei drei."
+
+
+class Dictated(LogitsProcessor):
+    """Lets the model write given ids, in all beams."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    def __call__(self, input_ids, scores):
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.ids[input_ids.shape[1] - 1]] = 0.0
+        return forced
+
+
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+def test_output_ends_with_the_token_that_completes_a_stop_string(kind):
+    tokenizer = VanillaTransformerTokenizer.train([TEXT] * 3, vocab_size=300, kind=kind)
+    model = build_variant(vocab_size=len(tokenizer))
+    for stop, written, num_beams in (
+        ("drei", "zwei drei", 2),
+        (" zwei", "zwei drei vier, zwei", 1),
+        ("ei vier", "zwei drei vier", 1),
+        (["fünf", "vier"], "zwei drei vier", 1),
+        ("fünf", TEXT, 1),
+    ):
+        found = model.generate(
+            **tokenizer(["zwei"], return_tensors="pt"),
+            logits_processor=[Dictated(tokenizer(TEXT).input_ids)],
+            num_beams=num_beams,
+            stop_strings=stop,
+            tokenizer=tokenizer,
+            max_new_tokens=50,
+        )
+
+        text = tokenizer.decode(found[0], skip_special_tokens=True)
+        # A word has its comma.
+        assert text in (written, f"{written},")
+
+
+def test_stop_string_without_a_tokenizer_is_refused(tiny_model, batch):
+    with pytest.raises(ValueError, match="`tokenizer` argument of `generate`"):
+        tiny_model.generate(batch["input_ids"], stop_strings="x")

@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch import nn
-from transformers import AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM
 from transformers.activations import ACT2FN
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
-    VanillaTransformerModel,
 )
 
 from ..conftest import (
@@ -25,9 +23,7 @@ from ..conftest import (
     assert_loaded,
     build_variant,
     gradients,
-    without_labels,
 )
-from ..support import reference
 
 # Large enough for statistics, with sizes that give each kind of matrix its own bound.
 LARGE: dict[str, Any] = {
@@ -114,19 +110,6 @@ def test_tables_start_without_padding_when_its_id_is_not_zero(tied):
         assert [row for row in range(37) if not table.weight[row].any()] == [9]
 
 
-def test_embedding_sum_is_the_scaled_lookup_plus_positions(fresh_model):
-    input_ids = torch.arange(1, 1000)[None]
-
-    hidden = fresh_model.model.encoder(input_ids, output_hidden_states=True).hidden_states
-
-    positions = torch.stack([reference.sinusoid(i, 64) for i in range(999)]).float()
-    lookups = hidden[0][0] - positions
-    torch.testing.assert_close(
-        lookups, 8 * fresh_model.model.shared.weight[1:], rtol=1e-4, atol=1e-4
-    )
-    torch.testing.assert_close(lookups.var().item(), 1.0, rtol=0.05, atol=0)
-
-
 @pytest.mark.parametrize("depth_scaled", [False, True])
 def test_matrices_and_tables_start_with_the_chosen_deviation(depth_scaled):
     changes = {**LEARNED, **TWO_TABLES, "max_position_embeddings": 300, "talking_heads": "both"}
@@ -160,71 +143,6 @@ def test_mixing_starts_as_an_identity_truncated_or_repeated(
         for attention in (layer.self_attn, layer.encoder_attn):
             assert torch.equal(attention.logits_mixing.weight, logits_mixing)
             assert torch.equal(attention.weights_mixing.weight, weights_mixing)
-
-
-def test_loaded_matrices_keep_their_values_whatever_their_depth(tmp_path):
-    model = build_variant(depth_scaled_init=True)
-    model.save_pretrained(tmp_path)
-
-    loaded = Model.from_pretrained(tmp_path)
-
-    for name, parameter in loaded.named_parameters():
-        assert torch.equal(parameter, model.get_parameter(name)), name
-
-
-TYINGS = {
-    "shared": {},
-    "shared_untied": UNTIED,
-    "two_tables": TWO_TABLES,
-    "two_tables_untied": {**TWO_TABLES, **UNTIED},
-    "two_vocabularies": {**TWO_TABLES, "decoder_vocab_size": 41},
-    "two_vocabularies_untied": {**TWO_TABLES, **UNTIED, "decoder_vocab_size": 41},
-}
-
-
-@pytest.mark.parametrize("tying", TYINGS.values(), ids=TYINGS)
-def test_tables_are_tied_as_told_and_stay_so_when_saved(batch, tmp_path, tying):
-    model = build_variant(**tying, lm_head_bias=True)
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-
-    vocabulary = tying.get("decoder_vocab_size", 37)
-    assert_loaded(loaded, model, batch)
-    for one in (model, loaded):
-        encoder, decoder = (
-            stack.embed_tokens.weight for stack in (one.model.encoder, one.model.decoder)
-        )
-        assert (encoder is decoder) == tying.get("share_encoder_decoder_embeddings", True)
-        assert (one.lm_head.weight is decoder) == tying.get("tie_word_embeddings", True)
-        assert (encoder.shape, decoder.shape) == ((37, 24), (vocabulary, 24))
-        assert one.lm_head.weight.shape == (vocabulary, 24)
-        assert one.get_input_embeddings().weight is encoder
-        assert one.get_output_embeddings() is one.lm_head
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_saved_file_holds_tied_tensors_once(tmp_path, tied):
-    model = build_variant(tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path)
-
-    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-        saved = set(file.keys())
-
-    outside_layers = {name for name in saved if ".layers." not in name and "norm" not in name}
-    assert outside_layers == {"model.shared.weight"} | (set() if tied else {"lm_head.weight"})
-    # Trainer warns of lost weights unless the others are named.
-    assert set(model._keys_to_ignore_on_save) == model.state_dict().keys() - saved
-
-
-def test_bare_model_loads_from_the_complete_one(tiny_model, batch, tmp_path):
-    tiny_model.save_pretrained(tmp_path)
-    inputs = without_labels(batch)
-
-    loaded = AutoModel.from_pretrained(tmp_path)
-
-    assert type(loaded) is VanillaTransformerModel
-    hidden = loaded(**inputs).last_hidden_state
-    torch.testing.assert_close(tiny_model.lm_head(hidden), tiny_model(**inputs).logits)
 
 
 @pytest.mark.parametrize("tying", [{}, TWO_TABLES], ids=["shared", "two_tables"])
@@ -294,8 +212,9 @@ def test_resizing_one_of_two_tables_is_refused():
         model.resize_token_embeddings(43)
 
 
-@pytest.mark.parametrize("name", sorted(ACT2FN))
-def test_every_activation_of_transformers_trains_and_loads(batch, tmp_path, name):
+# The second has parameters of its own.
+@pytest.mark.parametrize("name", ["silu", "xielu"])
+def test_activations_of_transformers_train_and_load(batch, tmp_path, name):
     model = build_variant(activation_function=name)
 
     found = gradients(model, batch)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from vanilla_transformer import (
 
 from ..conftest import redraw_parameters
 from ..support.gradients_of_one_update import build_model
+from .test_tokenization import AWKWARD, CORPUS, KINDS
 
 TEXTS = ["Ein Hund rennt.", "Zwei alte Männer schlafen im Garten.", "Ja"]
 # A saved tokenizer needs no code of these.
@@ -83,6 +85,17 @@ tokenizer.save_pretrained(resaved)
 bare.save_pretrained(resaved_bare)
 for again in (resaved, resaved_bare):
     AutoModel.from_pretrained(again, trust_remote_code=True)
+folders, texts = json.load(sys.stdin)
+report["tokenizers"] = []
+for folder in folders:
+    # That of a decomposing tokenizer holds code, whose folder is saved once more.
+    trust = {"trust_remote_code": True} if "NFD" in folder else {}
+    tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
+    if trust and not folder.endswith("again"):
+        tokenizer.save_pretrained(folder + "-again")
+    encoded = dict(tokenizer(texts, text_target=texts))
+    decoded = tokenizer.batch_decode(encoded["input_ids"], skip_special_tokens=True)
+    report["tokenizers"].append([type(tokenizer).__name__, encoded, decoded])
 Path(report_path).write_text(json.dumps(report))
 """
 
@@ -108,14 +121,25 @@ def folder(model, tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def client(folder, tmp_path_factory):
+def tokenizers():
+    """One of each kind, and one that decomposes text, twice: its folder will be saved again."""
+    train = partial(VanillaTransformerTokenizer.train, CORPUS, vocab_size=500)
+    composing = train(unicode_form="NFD")
+    return {kind: train(kind=kind) for kind in KINDS} | {"NFD": composing, "NFD-again": composing}
+
+
+@pytest.fixture(scope="module")
+def client(folder, tokenizers, tmp_path_factory):
     """What a process without the package reports; `resaved` and `resaved_bare` are its folders."""
     home = tmp_path_factory.mktemp("client")
     paths = {name: home / name for name in ("resaved", "resaved_bare", "report")}
+    for kind in (*KINDS, "NFD"):
+        tokenizers[kind].save_pretrained(home / kind)
+        (home / kind / "config.json").write_text('{"model_type": "vanilla_transformer"}')
     finished = subprocess.run(
         [sys.executable, "-c", CLIENT, folder, *paths.values(), *TEXTS],
         env={**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
+        input=json.dumps([[str(home / kind) for kind in tokenizers], AWKWARD]),
         capture_output=True,
         text=True,
         check=False,
@@ -151,6 +175,16 @@ def test_config_and_tokenizer_are_the_same_without_the_package(client, folder, t
 
     assert client["config"] == AutoConfig.from_pretrained(folder).to_json_string()
     assert client["input_ids"] == client["untrusted_input_ids"] == ids
+
+
+def test_each_kind_of_tokenizer_is_the_same_without_the_package(client, tokenizers):
+    for (kind, tokenizer), (name, encoded, decoded) in zip(
+        tokenizers.items(), client["tokenizers"], strict=True
+    ):
+        expected = tokenizer(AWKWARD, text_target=AWKWARD)
+        assert ("NFD" in kind) == (name == "ComposingTokenizer"), name
+        assert encoded == dict(expected)
+        assert decoded == tokenizer.batch_decode(expected.input_ids, skip_special_tokens=True)
 
 
 def test_model_computes_the_same_without_the_package(client, model, tokenizer):
@@ -278,45 +312,20 @@ def test_registered_subclass_is_saved_with_its_own_code_too(folder, tmp_path, mo
     assert auto_map == {**expected_map, "AutoModelForSeq2SeqLM": "modeling_mine.Mine"}
 
 
-def absolute_imports(tree):
-    for node in ast.walk(tree):
+@pytest.mark.parametrize("file", HUB_FILES.values(), ids=HUB_FILES)
+def test_hub_file_imports_only_its_siblings_and_what_its_users_have(file):
+    libraries, siblings = set(), set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module
+            libraries |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level <= 1, ast.unparse(node)
+            (siblings if node.level else libraries).add(node.module)
 
-
-def relative_imports(tree):
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
-
-
-@pytest.fixture(params=HUB_FILES)
-def hub_file(request):
-    return HUB_FILES[request.param]
-
-
-@pytest.fixture
-def hub_tree(hub_file):
-    return ast.parse(hub_file.read_text(encoding="utf-8"))
-
-
-def test_hub_file_imports_no_library_that_its_users_may_lack(hub_tree):
-    names = list(absolute_imports(hub_tree))
-
-    assert {name.partition(".")[0] for name in names} <= ALLOWED_IMPORTS
+    assert {name.partition(".")[0] for name in libraries} <= ALLOWED_IMPORTS
     # Some builds of torch lack it.
-    assert not [name for name in names if "torch.distributed" in name]
-
-
-def test_hub_file_takes_names_from_its_siblings_only(hub_tree):
-    for node in relative_imports(hub_tree):
-        assert node.level == 1, ast.unparse(node)
-        assert f"{node.module}.py" in HUB_FILES, ast.unparse(node)
-        assert "*" not in {alias.name for alias in node.names}
-
-
-def test_hub_file_shows_its_siblings_to_the_scanner_of_transformers(hub_file, hub_tree):
-    # The scanner is a regular expression: it misses some imports, and takes prose for others.
-    siblings = {node.module for node in relative_imports(hub_tree)}
-
-    assert set(get_relative_imports(hub_file)) == siblings
+    assert not [name for name in libraries if "torch.distributed" in name]
+    assert {f"{name}.py" for name in siblings} <= HUB_FILES.keys()
+    # The scanner of Transformers is a regular expression: it misses some imports, and takes prose
+    # for others.
+    assert set(get_relative_imports(file)) == siblings

@@ -76,12 +76,17 @@ def test_step_with_r_drop_waits_three_times(tiny_model, pairs):
     assert len(device.waits) == 3
 
 
-SEARCHES: dict[str, dict[str, Any]] = {
-    "greedy_with_constraints": {"num_beams": 1, "min_length": 6, "suppress_tokens": [7, 9]},
-    "beam_with_constraints": {"num_beams": 3, "repetition_penalty": 1.5, "min_length": 6},
-    "several": {"num_beams": 4, "num_return_sequences": 3, "early_stopping": True},
-    "two_ends": {"num_beams": 3, "eos_token_id": [2, 17]},
-    "of_transformers": {"num_beams": 3, "use_transformers_search": True},
+LEARNED_13 = LEARNED | {"max_position_embeddings": 13}
+# Changes of the model, then settings of the search.
+SEARCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy_with_constraints": ({}, {"num_beams": 1, "min_length": 6, "suppress_tokens": [7, 9]}),
+    "beam_with_constraints": ({}, {"num_beams": 3, "repetition_penalty": 1.5, "min_length": 6}),
+    "several": ({}, {"num_beams": 4, "num_return_sequences": 3, "early_stopping": True}),
+    "two_ends": ({}, {"num_beams": 3, "eos_token_id": [2, 17]}),
+    "of_transformers": ({}, {"num_beams": 3, "use_transformers_search": True}),
+    # They end where the positions do.
+    "greedy_learned": (LEARNED_13, {"num_beams": 1, "max_length": 13, "suppress_tokens": [2]}),
+    "beam_learned": (LEARNED_13, {"num_beams": 3, "max_length": 13, "suppress_tokens": [2]}),
 }
 
 
@@ -93,21 +98,10 @@ def sources(batch: Batch) -> Batch:
     return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
-@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
-def test_searches_of_a_gpu_find_what_those_of_a_cpu_find(tiny_model, sources, search):
-    search = {**search, "max_length": 14}
-    expected = tiny_model.generate(**sources, **search)
-
-    with pretended_device():
-        found = move(tiny_model).generate(**put(sources), **search)
-
-        assert found.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_search_of_a_gpu_ends_where_learned_positions_do(sources, num_beams):
-    model = build_variant(**LEARNED | {"max_position_embeddings": 13})
-    search = {"num_beams": num_beams, "max_length": 13, "suppress_tokens": [2]}
+@pytest.mark.parametrize(("changes", "search"), SEARCHES.values(), ids=SEARCHES)
+def test_searches_of_a_gpu_find_what_those_of_a_cpu_find(sources, changes, search):
+    model = build_variant(**changes)
+    search = {"max_length": 14, **search}
     expected = model.generate(**sources, **search)
 
     with pretended_device():

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ..support.documents import ROOT
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
 import compare_minutes
+
+from ..support.documents import ROOT
 
 PLAN = """
 Two words:

@@ -10,12 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+import speedrun
+
 from ..support.documents import ROOT
 from ..support.training_runs import training_options
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import speedrun
 
 STARTED = 1_000_000_000
 RUN = {"parameters": 2_000_000, "commit": "abc1234", "hardware": "CPU, 2 threads"}
@@ -153,17 +151,10 @@ def test_trained_models_leave_a_row(corpus, run_script, capfd):
     assert all(0.01 < float(cell) < 10 for cell in cells[4:6])
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("Nothing", r"Muon, .* one must be named, got \['Nothing'\]"),
-        ("Muon*", "One entry must be named, got Muon, Muon, half of the minutes"),
-    ],
-)
-def test_entry_that_is_not_one_row_of_the_plan_is_refused(monkeypatch, entry, message):
+def test_entry_that_is_not_one_row_of_the_plan_is_refused(monkeypatch):
     plan = str(ROOT / "scripts" / "speedrun.yaml")
-    words = ["speedrun.py", plan, entry, "--data", ".", "--output", "runs"]
+    words = ["speedrun.py", plan, "Muon*", "--data", ".", "--output", "runs"]
     monkeypatch.setattr(sys, "argv", words)
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="One entry must be named, got Muon, Muon, half of the"):
         speedrun.main()

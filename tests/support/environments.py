@@ -10,16 +10,9 @@ from packaging.requirements import Requirement
 
 
 def build_environment(folder: Path, requirements: Iterable[str]) -> Path:
-    """An environment as `pip install REQUIREMENTS` makes it, and its Python.
+    """The Python of an environment as `pip install REQUIREMENTS` makes it, in a new folder.
 
     Nothing is downloaded: its packages are links to those that are installed here.
-
-    Args:
-        folder: A new one.
-        requirements: As pip takes them.
-
-    Raises:
-        PackageNotFoundError: If one is not installed here.
     """
     venv.create(folder, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))

@@ -24,13 +24,8 @@ def run_processes(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script, one thread for each process, and waits for all of them.
 
-    Args:
-        script: Its file.
-        arguments: Of the script.
-        processes: How many, without a launcher.
-        launcher: Module that starts the processes, and its options; without it they are forks of
-            one process, which imports only once what takes seconds. When one of them dies, nothing
-            ends the others.
+    The `launcher` is a module that starts the processes, and its options. Without it they are forks
+    of one process, which imports only once what takes seconds; when one dies, the others live on.
     """
     forks = [sys.executable, __file__, str(processes)]
     command = [sys.executable, "-m", *launcher] if launcher else forks

@@ -16,12 +16,7 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def with_parameters(path: Path, **values: Any) -> NotebookNode:
-    """A notebook whose cell of parameters has other values.
-
-    Args:
-        path: Its file.
-        values: For names that the cell assigns.
-    """
+    """A notebook whose cell of parameters has other values."""
     notebook = read_notebook(path)
     (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     assigned: dict[str, Any] = {}
@@ -32,13 +27,7 @@ def with_parameters(path: Path, **values: Any) -> NotebookNode:
 
 
 def run_notebook(notebook: NotebookNode, folder: Path, seconds: int) -> NotebookNode:
-    """Runs all cells in a kernel of their own, and returns the notebook with their outputs.
-
-    Args:
-        notebook: Changed in place.
-        folder: Where the kernel starts.
-        seconds: After which a cell is stopped.
-    """
+    """Runs all cells, each for so many seconds at most; gives the same notebook with outputs."""
     # It takes a second to import, which most tests of notebooks can do without.
     from nbclient import NotebookClient
 

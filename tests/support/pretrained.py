@@ -57,9 +57,7 @@ PIECES = 60
 def fsmt_tokenizer(folder: Path, sides: dict[str, list[str]]) -> FSMTTokenizer:
     """A tokenizer of two vocabularies, which calls its `</s>` a separator; its files are kept.
 
-    Args:
-        folder: For the files.
-        sides: Pieces of `src` and `tgt`; their ids begin at 4.
+    The ids of the pieces of `src` and `tgt` begin at 4.
     """
     for side, pieces in sides.items():
         tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces]

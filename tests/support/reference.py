@@ -13,7 +13,7 @@ positions, V vocabulary, B batch, S source, T target.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,38 +22,7 @@ IGNORED_LABEL = -100
 
 Weights = Mapping[str, Tensor]
 Vectors = list[Tensor]  # one for each position, or for each head
-
-
-class Config(Protocol):
-    """The fields of the model's configuration that the equations depend on."""
-
-    d_model: int
-    encoder_layers: int
-    decoder_layers: int
-    encoder_attention_heads: int
-    decoder_attention_heads: int
-    activation_function: str
-    pre_norm: bool
-    add_final_layer_norm: bool | None
-    embedding_layer_norm: bool
-    layer_norm_eps: float
-    position_embedding_type: str
-    position_base: float
-    position_offset: int
-    scale_embedding: bool
-    share_encoder_decoder_embeddings: bool
-    tie_word_embeddings: bool
-    lm_head_bias: bool
-    d_k: int | None
-    d_v: int | None
-    attention_bias: bool
-    talking_heads: str | None
-    key_heads: int | None
-    value_heads: int | None
-    pad_token_id: int
-    bos_token_id: int
-    eos_token_id: int
-    decoder_start_token_id: int
+Config = Any  # the model's configuration
 
 
 def leaves(state_dict: Weights) -> dict[str, Tensor]:
@@ -69,11 +38,7 @@ def sinusoid(
 ) -> Tensor:
     """Positional encoding of section 3.5: sine in even columns, cosine in odd ones, `[D]`.
 
-    Args:
-        position: Place in the sentence.
-        d_model: Number of columns D.
-        base: The longest wavelength is nearly 2 pi times as long.
-        concatenated: All sines in the first half of the columns, all cosines in the second.
+    If `concatenated`, all sines are in the first half of the columns, all cosines in the second.
     """
     pairs = []
     for pair in range(d_model // 2):
@@ -143,33 +108,24 @@ def split(vector: Tensor, heads: int, size: int) -> Vectors:
     return [vector[head * size : (head + 1) * size] for head in range(heads)]
 
 
-def self_projections(
-    weights: Weights, name: str, config: Config, states: Vectors
+def projections(
+    weights: Weights, name: str, config: Config, states: Vectors, source: Vectors | None = None
 ) -> tuple[list[Vectors], list[Vectors], list[Vectors]]:
-    """Queries, keys and values of a sequence: at each position one vector `[E]` for each head."""
+    """Queries, keys and values: at each position one vector `[E]` for each head.
+
+    Keys and values are those of the source's states, if there are any, or of the same states.
+    """
     key_heads, d_k = key_rows(name, config)
     width = key_heads * d_k
+    first, second = ("qkv_proj", "qkv_proj") if source is None else ("q_proj", "kv_proj")
     queries, keys, values = [], [], []
     for state in states:
-        projected = linear(weights, f"{name}.qkv_proj", state, config.attention_bias)
+        projected = linear(weights, f"{name}.{first}", state, config.attention_bias)
         queries.append(split(projected[:width], key_heads, d_k))
-        keys.append(split(projected[width : 2 * width], key_heads, d_k))
-        values.append(split(projected[2 * width :], *value_rows(name, config)))
-    return queries, keys, values
-
-
-def cross_projections(
-    weights: Weights, name: str, config: Config, states: Vectors, source: Vectors
-) -> tuple[list[Vectors], list[Vectors], list[Vectors]]:
-    """Queries of the target's positions, keys and values of the source's, as in one sequence."""
-    key_heads, d_k = key_rows(name, config)
-    width = key_heads * d_k
-    queries, keys, values = [], [], []
-    for state in states:
-        projected = linear(weights, f"{name}.q_proj", state, config.attention_bias)
-        queries.append(split(projected, key_heads, d_k))
-    for state in source:
-        projected = linear(weights, f"{name}.kv_proj", state, config.attention_bias)
+    for state in states if source is None else source:
+        projected = linear(weights, f"{name}.{second}", state, config.attention_bias)
+        if source is None:
+            projected = projected[width:]
         keys.append(split(projected[:width], key_heads, d_k))
         values.append(split(projected[width:], *value_rows(name, config)))
     return queries, keys, values
@@ -189,12 +145,7 @@ def attention_weights(
 ) -> Vectors:
     """How much one position takes of each value, equation (1): `[K]` for each head of values.
 
-    Args:
-        weights: Parameters by name.
-        name: The attention's name.
-        config: Says where the heads talk, if at all.
-        query: What the position asks: one vector `[E]` for each head.
-        keys: The same of every position that it sees.
+    The `query` has one vector `[E]` for each head; so have the `keys` of every visible position.
     """
     maps = []
     for head, asked in enumerate(query):
@@ -220,14 +171,8 @@ def multi_head_attention(
 ) -> Vectors:
     """Section 3.2.2: what every head takes of the values, brought together by `out_proj`.
 
-    Args:
-        weights: Parameters by name.
-        name: The attention's name.
-        config: Sizes and switches.
-        queries: At each position that asks, one vector `[E]` for each head.
-        keys: The same of each position that answers.
-        values: The same of each position that answers.
-        causal: Whether a query sees only the keys up to its own position.
+    At each position there is one vector `[E]` for each head. If `causal`, a query sees only the
+    keys up to its own position.
     """
     outputs = []
     for position, query in enumerate(queries):
@@ -313,7 +258,7 @@ def encoder_layer(weights: Weights, layer: str, config: Config, states: Vectors)
 
     def look_around(inputs: Vectors) -> Vectors:
         name = f"{layer}.self_attn"
-        projected = self_projections(weights, name, config, inputs)
+        projected = projections(weights, name, config, inputs)
         return multi_head_attention(weights, name, config, *projected, causal=False)
 
     def think(inputs: Vectors) -> Vectors:
@@ -330,12 +275,12 @@ def decoder_layer(
 
     def look_back(inputs: Vectors) -> Vectors:
         name = f"{layer}.self_attn"
-        projected = self_projections(weights, name, config, inputs)
+        projected = projections(weights, name, config, inputs)
         return multi_head_attention(weights, name, config, *projected, causal=True)
 
     def look_across(inputs: Vectors) -> Vectors:
         name = f"{layer}.encoder_attn"
-        projected = cross_projections(weights, name, config, inputs, source)
+        projected = projections(weights, name, config, inputs, source)
         return multi_head_attention(weights, name, config, *projected, causal=False)
 
     def think(inputs: Vectors) -> Vectors:
@@ -393,13 +338,7 @@ def logits(
 ) -> list[Tensor]:
     """Scores of the next token: for each sentence one tensor, real target tokens by V.
 
-    Args:
-        weights: Parameters by name, float64.
-        config: Sizes and token ids.
-        input_ids: Source ids, `[B, S]`.
-        attention_mask: 1 for a real source token, 0 for padding, `[B, S]`; None means all real.
-        decoder_input_ids: Target ids that the decoder reads, `[B, T]`.
-        decoder_attention_mask: The same for the target, `[B, T]`.
+    Source ids are `[B, S]`, target ids `[B, T]`; masks are 1 for real tokens, None if all are.
     """
     sources = real_tokens(input_ids, attention_mask)
     targets = real_tokens(decoder_input_ids, decoder_attention_mask)

@@ -20,13 +20,7 @@ class Finished:
 
 
 def run_script(script: Path, *argv: Any, cwd: Path | None = None) -> Finished:
-    """Runs a script to its end.
-
-    Args:
-        script: Its file.
-        argv: What follows its name on the command line.
-        cwd: Folder to run it in.
-    """
+    """Runs a script to its end; `argv` follows its name on the command line."""
     out, err = io.StringIO(), io.StringIO()
     before, sys.argv = sys.argv, [str(script), *map(str, argv)]
     # As Python does: a script imports what lies beside it.

@@ -47,11 +47,8 @@ def train_shortly(
 ) -> dict[str, Any]:
     """Three updates, a validation and translations by `Seq2SeqTrainer`.
 
-    Args:
-        folder: Where the model is saved.
-        batch_size: Pairs of an update, over all processes together.
-        shard: Splits the weights over the processes, as `fsdp=True` does on GPUs.
-        tied: Gives embeddings and output projection one matrix.
+    `batch_size` counts the pairs of an update over all processes. `shard` splits the weights over
+    the processes, as `fsdp=True` does on GPUs.
     """
     # The long target spans several chunks of the loss.
     fast_loss_vanilla_transformer.CHUNK_ROWS = 16

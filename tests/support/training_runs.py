@@ -69,12 +69,7 @@ def run_training(
 
 
 def training_options(corpus: Path, *sizes: str) -> list[Any]:
-    """Options of the `train` command for such a run in float32.
-
-    Args:
-        corpus: Folder with `train.de` and `train.en`.
-        sizes: Config fields that differ from `SIZES`.
-    """
+    """Options of the `train` command for such a run in float32; `sizes` change `SIZES`."""
     pair = [corpus / f"train.{language}" for language in ("de", "en")]
     options = ["--train", *pair, "--config", *SIZES, *sizes, "--vocab_size", "320"]
     options += ["--max_tokens_per_batch", "800", "--learning_rate", "0.01", "--warmup_steps", "30"]
