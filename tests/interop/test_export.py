@@ -257,24 +257,13 @@ def test_translations_have_their_first_token_and_none_that_is_never_generated():
     assert compared(model).identical == 5
 
 
-@pytest.mark.parametrize(
-    ("identical", "gap", "is_kept"),
-    [
-        (100, 0.001, True),
-        (98, 0.001, True),
-        (97, 0.001, False),
-        (100, 0.0011, False),
-        (100, float("nan"), False),
-    ],
-)
-def test_agreement_within_the_tolerance_is_kept(identical, gap, is_kept):
-    agreement = Agreement(100, identical, gap, "numbers")
+def test_agreement_within_the_tolerance_is_kept():
+    for identical in (100, 98):
+        Agreement(100, identical, 0.001, "numbers").check(0.98, 0.001)
 
-    if is_kept:
-        agreement.check(0.98, 0.001)
-    else:
+    for identical, gap in ((97, 0.001), (100, 0.0011), (100, float("nan"))):
         with pytest.raises(ValueError, match=r"at least 98% .* differ by at most 0\.001, got: "):
-            agreement.check(0.98, 0.001)
+            Agreement(100, identical, gap, "numbers").check(0.98, 0.001)
 
 
 EXPORTED = ("model.bin", "config.json", "run.json")
