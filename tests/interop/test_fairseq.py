@@ -369,9 +369,9 @@ def test_weights_alone_are_no_checkpoint_of_fairseq(tmp_path):
 
 
 def test_best_checkpoint_of_a_folder_is_found_and_others_must_be_told_apart(folder):
-    for name in ("model1.pt", "model2.pt"):
+    for name in ("average1.pt", "average2.pt"):
         (folder / name).touch()
-    with pytest.raises(ValueError, match=r"one checkpoint, got model1.pt, model2.pt. Name the fil"):
+    with pytest.raises(ValueError, match=r"one checkpoint, got average1.pt, average2.pt. Name t"):
         find_fairseq_file(folder)
 
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):

@@ -265,15 +265,15 @@ def test_mistake_in_a_declaration_is_noticed(source, monkeypatch, change):
         compare_logits(source, convert(source)).check()
 
 
-@pytest.mark.parametrize("longest", [1, 2, 8])
-def test_short_table_of_positions_is_compared(longest):
-    sizes = {**SIZES, "max_position_embeddings": longest}
-    source = BartForConditionalGeneration(BartConfig(vocab_size=37, **sizes)).eval()
+def test_short_table_of_positions_is_compared():
+    for longest in (1, 2, 8):
+        sizes = {**SIZES, "max_position_embeddings": longest}
+        source = BartForConditionalGeneration(BartConfig(vocab_size=37, **sizes)).eval()
 
-    comparison = compare_logits(source, convert(source))
+        comparison = compare_logits(source, convert(source))
 
-    comparison.check()
-    assert comparison.scale > 0.01
+        comparison.check()
+        assert comparison.scale > 0.01
 
 
 def test_comparison_that_is_not_finite_is_refused():

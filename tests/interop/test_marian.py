@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -123,6 +124,11 @@ def test_export_gives_the_same_files_back_and_says_that_it_is_not_verified(
     before, after = (np.load(one / "model.npz") for one in (folder, back))
     for array in set(before.files) - {"special:model.yml"}:
         np.testing.assert_array_equal(before[array], after[array])
+    old, new = (
+        yaml.safe_load(one["special:model.yml"].tobytes().rstrip(b"\0")) for one in (before, after)
+    )
+    # Marian's 0 is the size of the encoder.
+    assert {name for name in new if new[name] != old[name]} <= {"transformer-decoder-dim-ffn"}
     import_model(str(back / "model.npz"), tmp_path / "again")
     one, other = (load_model(str(each)) for each in (ours, tmp_path / "again"))
     assert one.config.to_diff_dict() == other.config.to_diff_dict()

@@ -206,3 +206,10 @@ def test_graphs_of_variants_compute_what_the_model_computes(changes):
     model = build_variant(**changes, attn_implementation="eager")
 
     assert_computes_alike(read_in_torch(model), model)
+
+
+def test_other_attention_is_refused(tiny_model, tmp_path):
+    tiny_model.set_attn_implementation("sdpa")
+
+    with pytest.raises(ValueError, match="needs `attn_implementation='eager'`, got 'sdpa'"):
+        onnx_export.export_onnx(tiny_model, tmp_path)

@@ -76,10 +76,8 @@ def _import(source: str, output: Path, settings: ImportSettings) -> None:
         plan.check()
         _print_assumed(loaded.declaration.assumed())
         if trimming:
-            before, kept = (
-                model.config.vocab_size,
-                kept_ids(model, loaded.one_tokenizer(), trimming),
-            )
+            kept = kept_ids(model, loaded.one_tokenizer(), trimming)
+            before = model.config.vocab_size
             print(f"vocabulary of {before:,} entries would be cut to {len(kept):,}")
         return
     comparison = import_model(

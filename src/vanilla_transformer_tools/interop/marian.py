@@ -375,11 +375,11 @@ def write_marian(
 
 
 def _settings(fields: Mapping[str, Any], sizes: list[int], has_bias: bool) -> dict[str, Any]:
-    """Marian's options: those that the declaration reads as they are, and what `readable` reads."""
+    """Marian's options: those among the declaration's fields, and what `readable` reads."""
     is_one, is_tied = fields["one_table"], fields["tied_output"]
-    own = {"layer-operations", *(name for name in fields if "-" not in name or "dropout" in name)}
+    others = [name for name in fields if "-" not in name or "dropout" in name]
     return {
-        **{name: value for name, value in fields.items() if name not in own},
+        **{name: fields[name] for name in fields.keys() - {"layer-operations", *others}},
         "type": "transformer",
         "dim-vocabs": sizes,
         "transformer-preprocess": "",
