@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from html import unescape
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.translation.placing import MarkedPiece, Span, escaped_html
+from vanilla_transformer_tools.translation.placing import Line, MarkedPiece, Span, escaped_html
 
 # What is between two of their tags is a line.
 _BLOCKS = frozenset(
@@ -138,31 +137,26 @@ def _open(path: list[_Element], tag: re.Match[str]) -> None:
     path.append(element)
 
 
-# Parts of a fragment that stay as they are; None for each line.
-_Frame = list[str | None]
-
-
 def split_html(fragment: str) -> tuple[list[MarkedPiece], Callable[[list[str]], str]]:
     """The lines of a fragment, and what makes a fragment of their translations.
 
     Raises:
         ValueError: If it is nested too deeply.
     """
-    lines: list[MarkedPiece] = []
-    frame: _Frame = []
     whole, rest = _parse(fragment)
-    _split(whole, lines, frame, is_raw=False)
-    frame.append(rest)
-    return lines, partial(_join, frame)
+    # Lines, and between them what stays as it is.
+    frame: list[Line] = []
+    _split(whole, frame, is_raw=False)
+
+    def join(translations: list[str]) -> str:
+        waiting = iter(translations)
+        parts = (part if isinstance(part, str) else next(waiting) for part in frame)
+        return "".join(parts) + rest
+
+    return [part for part in frame if isinstance(part, MarkedPiece)], join
 
 
-def _join(frame: _Frame, lines: list[str]) -> str:
-    """The fragment with other lines."""
-    rest = iter(lines)
-    return "".join(next(rest) if part is None else part for part in frame)
-
-
-def _split(element: _Element, lines: list[MarkedPiece], frame: _Frame, *, is_raw: bool) -> None:
+def _split(element: _Element, frame: list[Line], *, is_raw: bool) -> None:
     """Adds the lines of a block, and the parts between them."""
     run: list[_Element] = []
     is_raw = is_raw or element.name == "pre"
@@ -172,8 +166,7 @@ def _split(element: _Element, lines: list[MarkedPiece], frame: _Frame, *, is_raw
             line = MarkedPiece("", is_html=True)
             for one in run:
                 _add(one, line, 0, is_raw=is_raw)
-            lines.append(line)
-            frame.append(None)
+            frame.append(line)
         else:
             frame.extend(map(str, run))
         run.clear()
@@ -185,7 +178,7 @@ def _split(element: _Element, lines: list[MarkedPiece], frame: _Frame, *, is_raw
         elif one.name and one.is_translated:
             end_line()
             frame.append(one.start)
-            _split(one, lines, frame, is_raw=is_raw)
+            _split(one, frame, is_raw=is_raw)
             frame.append(one.end)
         elif one.is_translated:
             # Preformatted text.
