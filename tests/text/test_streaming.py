@@ -295,10 +295,10 @@ def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys):
 def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path):
     # The second part begins amid a buffer and ends in the second pass.
     options = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "constant"}
-    whole = run(corpus, tmp_path / "whole", max_steps=13, **options)
+    whole = run(corpus, tmp_path / "whole", max_steps=9, **options)
 
-    resumed = run(corpus, tmp_path / "resumed", max_steps=8, **options)
-    run(corpus, resumed, max_steps=13, resume=True, **options)
+    resumed = run(corpus, tmp_path / "resumed", max_steps=5, **options)
+    run(corpus, resumed, max_steps=9, resume=True, **options)
 
     torch.testing.assert_close(weights_of(resumed), weights_of(whole), rtol=0, atol=0)
 

@@ -9,8 +9,6 @@ import pytest
 from number_words import english, german
 from vanilla_transformer_tools.translation import Translation, Translator, marks
 from vanilla_transformer_tools.translation.markup import split_html
-from vanilla_transformer_tools.translation.placing import remark, unmark
-from vanilla_transformer_tools.translation.results import Piece
 
 from ..support.aligned_numbers import NUMBERS
 
@@ -182,7 +180,7 @@ EXAMPLES = {
     "punctuation": ("<b>(zwei)</b> drei", "drei <b>(zwei)</b>"),
     "no text": ("<p><b></b> - <br></p>", "<p><b></b> - <br></p>"),
     "empty": ("", ""),
-    "private use": ("zwei \U000f0000", "two\U000f0000 "),
+    "blanks around an end that is dropped": ("zwei </i> drei", "three two"),
 }
 
 
@@ -213,7 +211,7 @@ def test_split_and_join_are_inverse():
     lines, join = split_html(fragment)
 
     assert len(lines) == 2
-    assert join(lines) == fragment.replace("\t", " ")
+    assert join(list(map(str, lines))) == fragment.replace("\t", " ")
 
 
 def test_too_deep_fragment_is_refused_after_those_before_it(perfect):
@@ -222,6 +220,18 @@ def test_too_deep_fragment_is_refused_after_those_before_it(perfect):
     assert next(translations).text == "two"
     with pytest.raises(ValueError, match=r"Line 2: .* at most 100 deep"):
         next(translations)
+
+
+def test_pieces_that_were_cut_are_translated_as_their_line_is(perfect):
+    translator = perfect(split_sentences=True, protect="placeholders")
+    lines, join = split_html("<p>eins <b>zwei. Drei</b> {x}. Elf {x}</p>")
+
+    (pieces,) = translator.cut(lines)
+
+    assert "".join(map(str, pieces)) == "eins <b>zwei.</b><b> Drei</b> {x}. Elf {x}"
+    translated = [one.text for one in translator.translate(pieces)]
+    assert len(translated) == 3
+    assert translate(translator, join(list(map(str, lines)))) == [join(["".join(translated)])]
 
 
 def test_alternatives_have_the_tags_too(build):
@@ -233,30 +243,3 @@ def test_alternatives_have_the_tags_too(build):
         for one in (best, other):
             assert Outline(one.text).is_balanced
             assert one.text.count("<") == fragment.count("<")
-
-
-@pytest.mark.parametrize("sign", ["\U000f0000", "\U000f0001", "\U00100000", "\U0010fffd"])
-def test_private_characters_of_a_line_neither_keep_nor_join_its_words(sign):
-    line = f"ein {sign}zwei drei"
-
-    text, (span,) = unmark(line)
-    pieces = marks.marked_pieces(text, [span], [Piece(text[:8], []), Piece(text[8:], [])])
-
-    assert (text, span.start, span.end, span.kept) == ("ein zwei drei", 4, 4, None)
-    assert [piece.text for piece in pieces] == ["ein zwei", " drei"]
-    assert remark(text, [span]) == line
-
-
-def test_equal_marks_side_by_side_all_stay():
-    line = "\U000f0000\U000f0001\U000f0000\U000f0001 ein"
-
-    assert remark(*unmark(line)) == line
-
-
-def test_long_line_with_a_private_character_is_named_by_its_number(perfect, caplog):
-    lines = ["ein \U000f0001 zwei", "ein \U000f0001" + 9 * " zwei"]
-
-    translate(perfect(markup=None, max_source_length=30, split_sentences=False), *lines)
-
-    (message,) = caplog.messages
-    assert message.startswith("Line 2 is longer than 30 tokens and is translated in ")

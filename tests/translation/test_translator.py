@@ -178,15 +178,6 @@ def test_translator_switches_dropout_off(tiny_model, build):
     assert not tiny_model.training
 
 
-def test_translator_loads_a_saved_folder(tiny_model, tokenizer, build, tmp_path):
-    tiny_model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-
-    loaded = Translator.from_pretrained(str(tmp_path), num_beams=2, max_extra_tokens=4)
-
-    assert list(loaded.translate(LINES)) == list(build(num_beams=2).translate(LINES))
-
-
 def test_config_and_tokenizer_that_are_given_take_the_place_of_the_folders(tmp_path):
     save_latin_to_greek(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, subfolder=TARGET_FOLDER)

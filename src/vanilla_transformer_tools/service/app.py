@@ -125,7 +125,7 @@ class Service:
         for lines, join in split:
             # Of each line, from those of its parts; a blank line has none, and itself.
             of_lines = [
-                [join_pieces(ranked) for ranked in zip(*found, strict=True)] or [line] * count
+                [join_pieces(ranked) for ranked in zip(*found, strict=True)] or [str(line)] * count
                 for line, found in zip(lines, parts, strict=False)
             ]
             best, *others = (join([line[rank] for line in of_lines]) for rank in range(count))

@@ -30,17 +30,17 @@ class ClosedError(Exception):
 class Part:
     """A line, or a part of one that is too long, with the tokens that it counts for in a batch."""
 
-    text: str
+    text: Any
     tokens: int
 
 
 class Work(Protocol):
     """What a batcher has done in its thread, for requests of one kind at a time."""
 
-    def cut(self, kind: Any, lines: Sequence[str]) -> list[list[Part]]:
+    def cut(self, kind: Any, lines: Sequence[Any]) -> list[list[Part]]:
         """The parts of each line; none for a blank one."""
 
-    def translate(self, kind: Any, texts: Sequence[str]) -> Sequence[Result]:
+    def translate(self, kind: Any, texts: Sequence[Any]) -> Sequence[Result]:
         """A result for each text."""
 
 
@@ -53,7 +53,7 @@ class _Request:
     """
 
     kind: Hashable
-    lines: Sequence[str]
+    lines: Sequence[Any]
     arrived: float
     answer: Future[Results] = field(default_factory=Future)
     is_cut: bool = False
@@ -115,7 +115,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, kind: Hashable, lines: Sequence[str]) -> Future[Results]:
+    def submit(self, kind: Hashable, lines: Sequence[Any]) -> Future[Results]:
         """Queues lines; the future holds the results of the parts of each line.
 
         Args:

@@ -11,7 +11,7 @@ from vanilla_transformer_tools.saved_folder import read_card_metadata, read_gene
 from vanilla_transformer_tools.service.batcher import Part
 from vanilla_transformer_tools.text.languages import NAMED, offered_languages
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.placing import remark
+from vanilla_transformer_tools.translation.placing import Line
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS, Translator
 
 # What clients send that leave the language to the service.
@@ -201,21 +201,18 @@ class Translators:
             )
         return RequestKind(*self.languages.chosen(source, target), alternatives)
 
-    def cut(self, kind: RequestKind, lines: Sequence[str]) -> list[list[Part]]:
+    def cut(self, kind: RequestKind, lines: Sequence[Line]) -> list[list[Part]]:
         """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
         return [
             [
-                Part(
-                    remark(piece.text, piece.spans),
-                    sum(max(LEAST_TOKENS, len(part.source)) for part in piece.parts),
-                )
+                Part(piece, sum(max(LEAST_TOKENS, len(part.source)) for part in piece.parts))
                 for piece in pieces
                 if piece.parts
             ]
             for pieces in self._of(kind).cut(lines)
         ]
 
-    def translate(self, kind: RequestKind, texts: Sequence[str]) -> list[tuple[str, ...]]:
+    def translate(self, kind: RequestKind, texts: Sequence[Line]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""
         with self.metrics.batch_seconds.time():
             best = list(self._of(kind).translate(texts))

@@ -18,7 +18,6 @@ from vanilla_transformer_tools.translation.placing import (
     Placing,
     Span,
     is_around,
-    unmark,
 )
 from vanilla_transformer_tools.translation.read_pairs import encode_pair, read_pairs
 from vanilla_transformer_tools.translation.results import Piece, Translation, with_alternatives
@@ -38,59 +37,61 @@ _PATTERNS = {
 _USUAL = ("placeholders", "urls", "emails", "emoji")
 
 
-def read_marks(
-    line: str, kinds: Sequence[str] = (), symbols: Sequence[str] = ()
-) -> tuple[str, list[Span]]:
-    """The text of a line as the model gets it, and what is marked in it or stays as it is.
+def with_items(
+    line: MarkedPiece, kinds: Sequence[str] = (), symbols: Sequence[str] = ()
+) -> MarkedPiece:
+    """A line as the model gets it, with the items that stay.
 
     Args:
-        line: With marks.
+        line: A line, which may have spans.
         kinds: Kinds of items that stay, see `find_items`, besides those that are marked.
         symbols: See `symbols_for`.
     """
-    text, marked = unmark(without_surrogates(line))
-    kept = [span for span in marked if span.kept is not None]
-    edges = {edge for span in marked for edge in (span.start, span.end)}
+    text = without_surrogates(line.text)
+    kept = [span for span in line.spans if span.kept is not None]
+    edges = {edge for span in line.spans for edge in (span.start, span.end)}
     items = [
-        Span(start, end, kept=text[start:end])
+        Span(start, end, kept=line.escaped(text[start:end]))
         for start, end in find_items(text, kinds)
         if all(span.end <= start or end <= span.start for span in kept)
         and not any(start < edge < end for edge in edges)
     ]
-    return _with_symbols(text, [*marked, *items], symbols)
+    return _with_symbols(replace(line, text=text, spans=[*line.spans, *items]), symbols)
 
 
-def _with_symbols(text: str, spans: list[Span], symbols: Sequence[str]) -> tuple[str, list[Span]]:
-    """The text with symbols in place of items, and the spans there."""
-    kept = sorted((span for span in spans if span.kept), key=lambda span: span.start)
-    chosen = symbols_for([span.kept or "" for span in kept], symbols)
+def _with_symbols(line: MarkedPiece, symbols: Sequence[str]) -> MarkedPiece:
+    """The line with symbols in place of items."""
+    kept = sorted((span for span in line.spans if span.kept), key=lambda span: span.start)
+    chosen = symbols_for([line.text[span.start : span.end] for span in kept], symbols)
     parts, ends, moves = [], [], [0]
     last = 0
     for span in kept:
-        symbol = chosen.get(span.kept or "", span.kept or "")
-        parts += [text[last : span.start], symbol]
+        item = line.text[span.start : span.end]
+        symbol = chosen.get(item, item)
+        parts += [line.text[last : span.start], symbol]
         last = span.end
         ends.append(last)
-        moves.append(moves[-1] + len(symbol) - (span.end - span.start))
+        moves.append(moves[-1] + len(symbol) - len(item))
 
     def moved(place: int) -> int:
         return place + moves[bisect_right(ends, place)]
 
-    return "".join([*parts, text[last:]]), [
-        replace(span, start=moved(span.start), end=moved(span.end)) for span in spans
+    text = "".join([*parts, line.text[last:]])
+    moved_spans = [
+        replace(span, start=moved(span.start), end=moved(span.end)) for span in line.spans
     ]
+    return replace(line, text=text, spans=moved_spans)
 
 
-def marked_pieces(text: str, spans: Sequence[Span], parts: Sequence[Piece]) -> list[MarkedPiece]:
+def marked_pieces(line: MarkedPiece, parts: Sequence[Piece]) -> list[MarkedPiece]:
     """The pieces of a line: its parts, joined where an item would be cut.
 
     Args:
-        text: Text of the line.
-        spans: Spans in it.
-        parts: Parts that together are the text; none of a blank line.
+        line: The line with all its spans.
+        parts: Parts that together are its text; none of a blank line.
     """
     pieces: list[MarkedPiece] = []
-    waiting = deque(sorted(spans, key=lambda span: span.start))
+    waiting = deque(sorted(line.spans, key=lambda span: span.start))
     near: list[Span] = []
     joined: list[Piece] = []
     start = end = 0
@@ -101,11 +102,12 @@ def marked_pieces(text: str, spans: Sequence[Span], parts: Sequence[Piece]) -> l
             near.append(waiting.popleft())
         if any(span.kept is not None and span.start < end < span.end for span in near):
             continue
-        inside = [_part_of(span, start, end, end == len(text)) for span in near]
-        pieces.append(MarkedPiece(text[start:end], [span for span in inside if span], joined))
+        inside = [_part_of(span, start, end, end == len(line)) for span in near]
+        spans = [span for span in inside if span]
+        pieces.append(MarkedPiece(line.text[start:end], spans, joined, line.is_html))
         near = [span for span in near if span.end >= end]
         joined, start = [], end
-    return pieces or [MarkedPiece(text, [*spans])]
+    return pieces or [line]
 
 
 def _part_of(span: Span, start: int, end: int, is_last: bool) -> Span | None:
@@ -138,7 +140,7 @@ def place_marks(
             wanted += [(piece.text, one.text) for one in best.ranked]
     links = dict(zip(wanted, character_links(wanted, tokenizers, engine), strict=True))
     for piece, best in zip(pieces, translations, strict=True):
-        if not piece.spans:
+        if not (piece.spans or piece.is_html):
             yield best, 0
             continue
         ranked, missing = [], []

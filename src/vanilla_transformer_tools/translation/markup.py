@@ -1,8 +1,8 @@
 # ruff: noqa: SIM905
 """Fragments of HTML: their text is translated, and tags follow their words.
 
-Text between two tags of blocks is one line for the model, with marks for the inline tags, see
-`marks.py`. Comments, scripts, styles and elements with `translate="no"` stay as they are, as all
+Text between two tags of blocks is one line for the model, with spans for the inline tags, see
+`placing.py`. Comments, scripts, styles and elements with `translate="no"` stay as they are, as all
 tags do. Each element is closed, and an end tag without a start is dropped.
 """
 
@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from html import escape, unescape
+from html import unescape
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.translation.placing import MARK, MOST_MARKS, mark
+from vanilla_transformer_tools.translation.placing import Line, MarkedPiece, Span, escaped_html
 
 # What is between two of their tags is a line.
 _BLOCKS = frozenset(
@@ -98,7 +97,13 @@ def _parse(fragment: str) -> tuple[_Element, str]:
         found = opening.search(fragment, place)
         end = found.start() if found else len(fragment)
         if raw := fragment[place:end]:
-            path[-1].inner.append(_Element(start=raw, text=unescape(raw) if is_text else raw))
+            text = unescape(raw) if is_text else raw
+            last = path[-1].inner[-1] if path[-1].inner else None
+            if last and not last.name and last.is_translated:
+                # An end tag between them was dropped.
+                last.start, last.text = last.start + raw, last.text + text
+            else:
+                path[-1].inner.append(_Element(start=raw, text=text))
         tag = found and _TAG.match(fragment, end)
         if not tag:
             return whole, fragment[end:]
@@ -132,35 +137,36 @@ def _open(path: list[_Element], tag: re.Match[str]) -> None:
     path.append(element)
 
 
-# Parts of a fragment that stay as they are, and inline elements by mark for each line.
-_Frame = list[str | list[_Element]]
-
-
-def split_html(fragment: str) -> tuple[list[str], Callable[[list[str]], str]]:
-    """The lines of a fragment, with marks, and what makes a fragment of their translations.
+def split_html(fragment: str) -> tuple[list[MarkedPiece], Callable[[list[str]], str]]:
+    """The lines of a fragment, and what makes a fragment of their translations.
 
     Raises:
-        ValueError: If it is nested too deeply, or a line has too many tags.
+        ValueError: If it is nested too deeply.
     """
-    lines: list[str] = []
-    frame: _Frame = []
     whole, rest = _parse(fragment)
-    _split(whole, lines, frame, is_raw=False)
-    frame.append(rest)
-    return lines, partial(_join, frame)
+    # Lines, and between them what stays as it is.
+    frame: list[Line] = []
+    _split(whole, frame, is_raw=False)
+
+    def join(translations: list[str]) -> str:
+        waiting = iter(translations)
+        parts = (part if isinstance(part, str) else next(waiting) for part in frame)
+        return "".join(parts) + rest
+
+    return [part for part in frame if isinstance(part, MarkedPiece)], join
 
 
-def _split(element: _Element, lines: list[str], frame: _Frame, *, is_raw: bool) -> None:
+def _split(element: _Element, frame: list[Line], *, is_raw: bool) -> None:
     """Adds the lines of a block, and the parts between them."""
     run: list[_Element] = []
     is_raw = is_raw or element.name == "pre"
 
     def end_line() -> None:
         if any(map(_has_words, run)):
-            marks: list[_Element] = []
-            line = "".join(_marked(one, marks) for one in run)
-            lines.append(line if is_raw else _SPACE.sub(" ", line))
-            frame.append(marks)
+            line = MarkedPiece("", is_html=True)
+            for one in run:
+                _add(one, line, 0, is_raw=is_raw)
+            frame.append(line)
         else:
             frame.extend(map(str, run))
         run.clear()
@@ -172,7 +178,7 @@ def _split(element: _Element, lines: list[str], frame: _Frame, *, is_raw: bool) 
         elif one.name and one.is_translated:
             end_line()
             frame.append(one.start)
-            _split(one, lines, frame, is_raw=is_raw)
+            _split(one, frame, is_raw=is_raw)
             frame.append(one.end)
         elif one.is_translated:
             # Preformatted text.
@@ -180,7 +186,7 @@ def _split(element: _Element, lines: list[str], frame: _Frame, *, is_raw: bool) 
                 if place:
                     end_line()
                     frame.append("\n")
-                run.append(_Element(start=_escaped(text), text=text))
+                run.append(_Element(start=escaped_html(text), text=text))
         else:
             end_line()
             frame.append(str(one))
@@ -193,50 +199,23 @@ def _has_words(element: _Element) -> bool:
     return bool(_LETTER.search(element.text)) or any(map(_has_words, element.inner))
 
 
-def _marked(element: _Element, marks: list[_Element]) -> str:
-    """Text of an inline element, with marks for its tags; adds these elements to `marks`."""
+def _add(element: _Element, line: MarkedPiece, depth: int, *, is_raw: bool) -> None:
+    """Adds an inline element to a line: its text, and a span for its tags."""
+    start, number = len(line.text), len(line.spans)
     if not element.name and element.is_translated:
-        # What text has of such characters is marked itself.
-        parts = re.split(f"({MARK.pattern})", element.text)
-        parts[1::2] = [
-            _marked(_Element(start=sign, is_translated=False), marks) for sign in parts[1::2]
-        ]
-        return "".join(parts)
-    number = len(marks)
-    if number > MOST_MARKS:
-        raise ValueError(
-            f"A line of HTML must have at most {MOST_MARKS:,} tags, got more. Send it in parts."
-        )
-    marks.append(element)
-    if not element.is_translated or not element.name:
-        shown = without_blank_ends(element.shown) if element.name not in _NOT_TRANSLATED else ""
-        return mark(number, MARK.sub("", shown), is_kept=bool(shown))
-    return mark(number, "".join(_marked(one, marks) for one in element.inner))
-
-
-def _join(frame: _Frame, lines: list[str]) -> str:
-    """The fragment with other lines, which have the marks of its own."""
-    rest = iter(lines)
-    return "".join(part if isinstance(part, str) else _unmarked(next(rest), part) for part in frame)
-
-
-def _unmarked(line: str, marks: list[_Element]) -> str:
-    """A line with tags in place of its marks."""
-    parts, last, kept = [], 0, False
-    for found in MARK.finditer(line):
-        if not kept:
-            parts.append(_escaped(line[last : found.start()]))
-        last = found.end()
-        # Marks of both kinds have their numbers in the lower 16 bits.
-        number, is_end = divmod(ord(found[0]) & 0xFFFF, 2)
-        element = marks[number]
-        if element.name and element.is_translated:
-            parts.append(element.end if is_end else element.start)
-        elif not is_end:
-            parts.append(str(element))
-        kept = not is_end and not (element.name and element.is_translated)
-    return "".join([*parts, _escaped(line[last:])])
-
-
-def _escaped(text: str) -> str:
-    return escape(text, quote=False).replace("\xa0", "&nbsp;")
+        line.text += element.text if is_raw else _SPACE.sub(" ", element.text)
+        return
+    span = Span(start, start, depth)
+    line.spans.append(span)
+    if element.is_translated:
+        for one in element.inner:
+            _add(one, line, depth + 1, is_raw=is_raw)
+        span.opening, span.closing = element.start, element.end
+    elif element.name not in _NOT_TRANSLATED and (shown := without_blank_ends(element.shown)):
+        line.text += shown if is_raw else _SPACE.sub(" ", shown)
+        span.kept = str(element)
+    span.end = len(line.text)
+    if span.start == span.end:
+        # What is in a place stays together.
+        span.opening, span.closing = str(element), ""
+        del line.spans[number + 1 :]

@@ -1,33 +1,24 @@
 # ruff: noqa: RUF001
-"""Marks in a line, and their places in its translation.
+"""Marked parts of a line, and their places in its translation.
 
-A mark is a private-use character: an opening one and its closing one enclose what they mark, as
-tags do. Two without text between them mark a place, those of a second kind text that stays.
+A span has what is written before and after it, as tags are. One without text in it marks a place,
+and one that is kept is an item, which is written as it was.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 
 from vanilla_transformer_tools.text.blanks import UNBLANKED, blank_ends, without_blank_ends
 from vanilla_transformer_tools.translation.results import Piece
 
-# Planes 15 and 16 of Unicode. Even ones open, odd ones close.
-_TAGS, _KEPT, _LAST = 0xF0000, 0x100000, 0x10FFFF
-MOST_MARKS = (_KEPT - _TAGS) // 2 - 1
-MARK = re.compile(f"[{chr(_TAGS)}-{chr(_LAST)}]")
 # Words, and letters of scripts without blanks.
 _UNIT = re.compile(rf"[{UNBLANKED}]|[^\W{UNBLANKED}]+(?:[-'’][^\W{UNBLANKED}]+)*")
 _PUNCTUATION = "!\"#%&'()*,-./:;?@[]_{}¡¿«»‘’‚“”„‹›…、。！？「」『』（），：；"
 
 # Beginning and end of a token in the source, and of one in the target that is aligned to it.
 CharacterLink = tuple[int, int, int, int]
-
-
-def mark(number: int, text: str, *, is_kept: bool = False) -> str:
-    """Text between marks of this number, from 0 to `MOST_MARKS`."""
-    opening = (_KEPT if is_kept else _TAGS) + 2 * number
-    return f"{chr(opening)}{text}{chr(opening + 1)}"
 
 
 @dataclass
@@ -38,9 +29,9 @@ class Span:
         start: Where it begins.
         end: Where it ends; the same place if nothing is marked but the place.
         depth: Number of spans around it. Spans are listed as they begin, outer ones first.
-        opening: Its mark; empty for an item that was found.
-        closing: Its mark; empty for an item, too.
-        kept: Text of an item.
+        opening: What is written before it; empty for an item.
+        closing: What is written after it; empty for an item, too.
+        kept: What is written for an item.
         window: Where it is in the translation.
     """
 
@@ -53,40 +44,6 @@ class Span:
     window: tuple[int, int] = (0, 0)
 
 
-def unmark(line: str) -> tuple[str, list[Span]]:
-    """The text of a line, and the marked parts in it."""
-    text, spans = "", []
-    # Numbers of the spans that are open.
-    path: list[int] = []
-    for part in re.split(f"({MARK.pattern})", line):
-        if not MARK.fullmatch(part):
-            text += part
-        elif path and ord(spans[path[-1]].opening) + 1 == ord(part):
-            number = path.pop()
-            span = spans[number]
-            span.end, span.closing = len(text), part
-            if span.start == span.end:
-                # The marks of a place stay together.
-                span.opening += "".join(one.opening + one.closing for one in spans[number + 1 :])
-                del spans[number + 1 :]
-            elif ord(span.opening) >= _KEPT:
-                span.kept = text[span.start :]
-        else:
-            spans.append(Span(len(text), len(text), len(path), part))
-            if ord(part) % 2 == 0:
-                path.append(len(spans) - 1)
-    # Without a closing mark it is text of the line, around nothing.
-    for number in path:
-        for span in spans[number + 1 :]:
-            span.depth -= 1
-    return text, spans
-
-
-def remark(text: str, spans: Sequence[Span]) -> str:
-    """The inverse of `unmark`."""
-    return _written(text, [replace(span, window=(span.start, span.end)) for span in spans])
-
-
 @dataclass
 class MarkedPiece:
     """A line or a part of one, as the model gets it.
@@ -95,11 +52,35 @@ class MarkedPiece:
         text: With symbols for the items that have one.
         spans: In this text.
         parts: What is translated separately; none of a blank text.
+        is_html: Whether its translation is written as HTML.
     """
 
     text: str
     spans: list[Span] = field(default_factory=list)
     parts: list[Piece] = field(default_factory=list)
+    is_html: bool = False
+
+    def __len__(self) -> int:
+        """Characters of the text."""
+        return len(self.text)
+
+    def __str__(self) -> str:
+        """As it was written, with its marks and items."""
+        spans = [replace(span, window=(span.start, span.end)) for span in self.spans]
+        return _written(self.text, spans, self.escaped)
+
+    def escaped(self, text: str) -> str:
+        """Text as it is written between marks."""
+        return escaped_html(text) if self.is_html else text
+
+
+# A line for a translator.
+Line = str | MarkedPiece
+
+
+def escaped_html(text: str) -> str:
+    """Text in a fragment of HTML."""
+    return escape(text, quote=False).replace("\xa0", "&nbsp;")
 
 
 def is_around(span: Span, text: str, start: int = 0, end: int | None = None) -> bool:
@@ -168,7 +149,7 @@ class Placing:
         words = [word for word in self.words if is_free((word.start, word.end))]
         self.units = sorted([*items, *words], key=lambda unit: unit.start)
         self._place_spans()
-        self.text = _written(translation, piece.spans)
+        self.text = _written(translation, piece.spans, piece.escaped)
 
     def _copies_of(self, item: Span) -> Iterator[tuple[int, int]]:
         """Where the text of an item is that is no part of a longer word or number."""
@@ -318,7 +299,7 @@ def _below(whole: Span, spans: Sequence[Span]) -> dict[int, list[Span]]:
     return below
 
 
-def _written(text: str, spans: Sequence[Span]) -> str:
+def _written(text: str, spans: Sequence[Span], escaped: Callable[[str], str]) -> str:
     """A text with the marks of spans at their windows, and items instead of the text there."""
     whole = Span(0, len(text), window=(0, len(text)))
     below = _below(whole, [span for span in spans if span.kept is None])
@@ -332,10 +313,10 @@ def _written(text: str, spans: Sequence[Span]) -> str:
         nonlocal last
         while items and items[0].window[1] <= end:
             item = items.pop(0)
-            parts.append(text[last : item.window[0]])
+            parts.append(escaped(text[last : item.window[0]]))
             parts.append(f"{item.opening}{item.kept}{item.closing}")
             last = item.window[1]
-        parts.append(text[last:end])
+        parts.append(escaped(text[last:end]))
         last = max(last, end)
 
     def write(span: Span) -> None:

@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat, zip_longest
+from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
@@ -18,6 +19,8 @@ _WORD_CHARACTER = re.compile(f"[^{BLANKS}]")
 _NO_BLANK_AFTER = re.compile(
     "[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003134f]"
 )
+
+_BLANK_OF_HTML = "&nbsp;"
 
 # First guess of the characters of a token; most text has fewer.
 _CHARACTERS = 8
@@ -72,7 +75,8 @@ def join_pieces(translations: Sequence[str]) -> str:
     """
     line = ""
     for text in translations:
-        needs_blank = line and text and not (line[-1].isspace() or text[0].isspace())
+        has_blank = line.endswith(_BLANK_OF_HTML) or text.startswith(_BLANK_OF_HTML)
+        needs_blank = line and text and not (has_blank or line[-1].isspace() or text[0].isspace())
         line += " " * bool(needs_blank and not _NO_BLANK_AFTER.match(line[-1])) + text
     return line
 
@@ -198,7 +202,7 @@ def _end_of_fitting(
     return start + max(1, fitting)
 
 
-def with_prefixes(lines: Iterator[str], prefixes: str | Iterable[str]) -> Iterator[tuple[str, str]]:
+def with_prefixes(lines: Iterator[Any], prefixes: str | Iterable[str]) -> Iterator[tuple[Any, str]]:
     """Each line with its prefix.
 
     Args:

@@ -29,11 +29,11 @@ from vanilla_transformer_tools.translation.marks import (
     kinds_of,
     marked_pieces,
     place_marks,
-    read_marks,
     symbols_of,
+    with_items,
 )
 from vanilla_transformer_tools.translation.markup import split_html
-from vanilla_transformer_tools.translation.placing import MarkedPiece
+from vanilla_transformer_tools.translation.placing import Line, MarkedPiece
 from vanilla_transformer_tools.translation.results import (
     Piece,
     Translation,
@@ -75,13 +75,13 @@ _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 class _Line:
     """What becomes one translation: a line, or a fragment of HTML with any number of lines.
 
-    It has a number in messages, texts with marks, ids that the translation of the first text begins
-    with, and what joins the translations of the texts.
+    It has a number in messages, texts, ids that the translation of the first text begins with, and
+    what joins the translations of the texts.
     """
 
     number: int
     characters: int
-    texts: list[str]
+    texts: list[MarkedPiece]
     prefix: list[int]
     join: Callable[[list[str]], str] = join_pieces
 
@@ -311,7 +311,7 @@ class Translator:
 
     def translate(
         self,
-        lines: Iterable[str],
+        lines: Iterable[Line],
         prefixes: str | Iterable[str] = "",
         *,
         first_line: int = 1,
@@ -327,7 +327,7 @@ class Translator:
         before the first unfinished line.
 
         Args:
-            lines: Text.
+            lines: Text, or pieces of lines that `cut` returned.
             prefixes: Text that translations begin with: one for all lines, or one for each. A
                 blank at its end is dropped. If the line is cut, its first piece has the prefix.
             first_line: Number of the first line, for warnings.
@@ -347,23 +347,25 @@ class Translator:
             for line in window:
                 yield join_parts(list(islice(texts, len(line.texts))), line.join)
 
-    def cut(self, lines: Sequence[str]) -> list[list[MarkedPiece]]:
+    def cut(self, lines: Sequence[Line]) -> list[list[MarkedPiece]]:
         """The pieces of each line that are translated separately, with the white space around them.
 
         Args:
-            lines: Text, which may have marks.
+            lines: Text, which may be marked; a piece that was cut stays as it is.
         """
         prefix = self.tokenizers.source_prefix
         longest = self.max_source_length - len(prefix)
-        read = [read_marks(line, self.protect, self.symbols) for line in lines]
-        texts = [text for text, _ in read]
+        marked = [MarkedPiece(line) if isinstance(line, str) else line for line in lines]
+        whole = [with_items(line, self.protect, self.symbols) for line in marked if not line.parts]
+        texts = [line.text for line in whole]
         cut = cut_lines(texts, self.tokenizer, longest, split_sentences=self.split_sentences)
-        parts = [[Piece(text, [*prefix, *ids]) for text, ids in row] for row in cut]
-        return [marked_pieces(*one, row) for one, row in zip(read, parts, strict=True)]
+        parts = ([Piece(text, [*prefix, *ids]) for text, ids in row] for row in cut)
+        rows = map(marked_pieces, whole, parts)
+        return [[line] if line.parts else next(rows) for line in marked]
 
-    def _read(self, pairs: Iterator[tuple[str, str]], first_line: int) -> Iterator[_Line]:
+    def _read(self, pairs: Iterator[tuple[Line, str]], first_line: int) -> Iterator[_Line]:
         room = self.engine.last_position - len(self.search.opening([])) - 1
-        for number, (text, begun) in enumerate(pairs, start=first_line):
+        for number, (line, begun) in enumerate(pairs, start=first_line):
             prefix = encode_prefix(begun, self.target_tokenizer, number)
             if len(prefix) > room:
                 raise ValueError(
@@ -371,15 +373,16 @@ class Translator:
                     f"writes at most {self.engine.last_position:.0f} tokens, got a prefix of "
                     f"{len(prefix)}. Shorten it."
                 )
-            if not self.markup:
-                yield _Line(number, len(text), [text], prefix)
+            if not (self.markup and isinstance(line, str)):
+                text = MarkedPiece(line) if isinstance(line, str) else line
+                yield _Line(number, len(line), [text], prefix)
                 continue
             try:
-                texts, join = split_html(text)
+                texts, join = split_html(line)
             except ValueError as error:
                 raise ValueError(f"Line {number:,}: {error}") from error
             # A fragment without text has the translation of a blank line.
-            yield _Line(number, len(text), texts or [""], prefix, join)
+            yield _Line(number, len(line), texts or [MarkedPiece("")], prefix, join)
 
     def _translate_window(self, window: list[_Line]) -> Iterator[Translation]:
         """The translation of each text of lines, in order; an error comes after those before it."""
