@@ -64,7 +64,7 @@ def test_translate_gives_a_line_for_each_line_in_order(run, model, sources):
     alone = [run("translate", "--model", model, source).out for source in sources[:4]]
     assert together.out == "".join(alone)
     assert len(set(alone)) == 4
-    assert (together.status, together.err) == (0, "")
+    assert together.status == 0
 
 
 def test_translate_keeps_empty_and_blank_lines(run, model):
@@ -128,7 +128,7 @@ def test_evaluate_counts_how_often_a_test_set_was_scored(run, copied_model, corp
 
 
 def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources, tmp_path):
-    quick = ["--num_beams", 1, "--bootstrap", 0]
+    quick = ["--num_beams", 1, "--bootstrap", 0, "--metrics", "exact_match"]
     evaluate = ["evaluate", "--model", copied_model, "--output", tmp_path / "out", *quick]
     run(*evaluate, "--test", *pair(corpus, "test"))
     written = (tmp_path / "out").read_text(encoding="utf-8")
@@ -138,7 +138,7 @@ def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources
     # Against itself the translation is perfect; other results of the folder stay.
     test = ["--test", corpus / "test.de", tmp_path / "out"]
     outcome = run("evaluate", *translate[1:], *quick, *test, "--name", "itself")
-    assert "BLEU 100.00" in outcome.out
+    assert "exact match 100.00" in outcome.out
     assert json.loads((copied_model / "results.json").read_text()).keys() == {"test", "itself"}
 
 

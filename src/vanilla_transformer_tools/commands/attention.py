@@ -129,11 +129,7 @@ def _draw_positions(translator: "Translator", positions: int, output: Path) -> N
 
 
 def _read_files(settings: AttentionSettings) -> _TextsToAlign:
-    """Reads the files of --alignments, --units and --gold.
-
-    Raises:
-        ValueError: If one has another format, or they have different numbers of lines.
-    """
+    """Reads the files of --alignments, --units and --gold, which must have as many lines."""
     from vanilla_transformer_tools.files import read_lines
     from vanilla_transformer_tools.inspection.alignments import read_gold
 

@@ -150,14 +150,7 @@ def _results_folder(settings: EvaluateSettings) -> Path | None:
 
 @dataclass(frozen=True)
 class _TestSet:
-    """Sources of a test set, and the references of their translations.
-
-    Attributes:
-        name: Name of the test set.
-        sources: Lines to translate.
-        references: All references of each line.
-        language: Code of the target language, if the names of the files say it.
-    """
+    """Lines to translate, all references of each, and the language that the files name, if any."""
 
     name: str
     sources: list[str]
@@ -210,11 +203,7 @@ def _load(settings: EvaluateSettings) -> _TestSet:
 
 
 def _read(path: str, lines: int) -> list[str]:
-    """Translations or further references from a file.
-
-    Raises:
-        ValueError: If there is not one for each test pair.
-    """
+    """Translations or further references from a file: one for each test pair."""
     from vanilla_transformer_tools.files import read_lines
     from vanilla_transformer_tools.text.parallel_text import warn_of_carriage_returns
 

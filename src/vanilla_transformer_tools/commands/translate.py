@@ -344,11 +344,7 @@ def _open_lines(
 
 
 def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
-    """The job with a record, without the lines that an interrupted run has written.
-
-    Raises:
-        ValueError: If another job wrote the output.
-    """
+    """The job with a record, without the lines that an interrupted run of it has written."""
     from vanilla_transformer_tools.saved_folder import differs
 
     path = record_path(output)
