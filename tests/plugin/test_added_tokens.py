@@ -56,7 +56,7 @@ def test_text_with_added_tokens_comes_back(kind, pretokenized, tags, tmp_path):
     size = len(tokenizer)
     # "</" may be a piece that was learned.
     assert size + add(tokenizer) == len(tokenizer)
-    texts = texts_with_own(1000, seed=5)
+    texts = texts_with_own(300, seed=5)
     ids = tokenizer(texts, add_special_tokens=False).input_ids
 
     for loaded in saved_and_loaded(tokenizer, tmp_path):

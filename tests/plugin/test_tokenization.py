@@ -198,25 +198,12 @@ def test_raw_text_pieces_mix_neither_letters_nor_digits_nor_signs(kind):
         assert piece.isalpha() or len(piece) < 2 or not any(map(str.isalnum, piece)), piece
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_pretokenized_pieces_cross_no_blank(kind):
-    tokenizer = VanillaTransformerTokenizer.train(
-        CORPUS * 10, vocab_size=1000, kind=kind, pretokenized=True
-    )
+def test_pretokenized_tokens_are_split_at_blanks_and_not_at_signs():
+    lines = ["<lang:de> x1-y2 doesn't\tstop"] * 10
 
-    assert not any(" " in piece.lstrip(" ") for piece in learned_pieces(tokenizer))
+    tokenizer = VanillaTransformerTokenizer.train(lines, pretokenized=True)
 
-
-def test_pretokenized_tokens_are_not_split_at_signs():
-    tokenizer = VanillaTransformerTokenizer.train(
-        ["<lang:de> x1-y2 doesn't\tstop"] * 10, pretokenized=True
-    )
-
-    assert tokenizer.tokenize("<lang:de> x1-y2 doesn't\tstop") == [
-        " <lang:de>",
-        " x1-y2",
-        " doesn't\tstop",
-    ]
+    assert tokenizer.tokenize(lines[0]) == [" <lang:de>", " x1-y2", " doesn't\tstop"]
 
 
 def test_word_has_the_same_pieces_at_the_beginning_of_a_line(subword):
@@ -274,7 +261,7 @@ def test_training_raises_when_vocabulary_is_too_small(kind):
         VanillaTransformerTokenizer.train(CORPUS, vocab_size=minimum - 1, kind=kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("vocab_size", [330, 500])
 def test_training_is_deterministic(kind, vocab_size):
     # Equally rare characters, always in front of the same one: trainers draw lots among them.
@@ -282,7 +269,7 @@ def test_training_is_deterministic(kind, vocab_size):
     texts = CORPUS + [f"{character}x{end}" for character in rare for end in ("an", "en", "in")]
 
     trained = [
-        VanillaTransformerTokenizer.train(texts, vocab_size=vocab_size, kind=kind) for _ in range(4)
+        VanillaTransformerTokenizer.train(texts, vocab_size=vocab_size, kind=kind) for _ in range(3)
     ]
 
     assert len({tokenizer.backend_tokenizer.to_str() for tokenizer in trained}) == 1
