@@ -451,23 +451,20 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
                 model_name_or_path, **{"trust_remote_code": False, **loading}
             )
             return tokenizer
-        except ImportError:
-            raise
         # tokenizers raises bare exceptions, and the client of the Hub those of its connection.
         except Exception as error:
+            if isinstance(error, (ImportError, OSError if folder else ValueError)):
+                raise
+            fault = " ".join(str(error).split())
             if not folder:
-                if isinstance(error, ValueError):
-                    raise
                 raise OSError(
                     f"There is no folder {model_name_or_path!r}, and no model of that name could "
-                    f"be loaded from the Hub: {' '.join(str(error).split())}"
+                    f"be loaded from the Hub: {fault}"
                 ) from error
-            if isinstance(error, OSError):
-                raise
             raise ValueError(
                 f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
-                f"{type(error).__name__}: {' '.join(str(error).split())}. Restore tokenizer.json "
-                "and tokenizer_config.json."
+                f"{type(error).__name__}: {fault}. Restore tokenizer.json and "
+                "tokenizer_config.json."
             ) from error
 
 

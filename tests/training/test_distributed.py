@@ -92,14 +92,15 @@ def test_folder_saved_under_fsdp_holds_all_that_is_promised(launched, alone):
 
 
 def command_options(corpus: Path, folder: Path) -> list[str]:
-    """Twelve updates with all that looks at whole weights: scores, averages, checkpoints."""
+    """Four updates with all that looks at whole weights: scores, averages, checkpoints."""
     pairs = [corpus / f"validation.{language}" for language in ("de", "en")]
     options = [*training_options(corpus, "dropout=0"), "--validation", *pairs]
+    options += ["--max_validation_pairs", "4", "--generation_max_length", "12"]
     options += ["--moving_average", "0.8", "--average_last", "2", "--output_dir", folder]
     for kind in ("eval", "save"):
-        options += [f"--{kind}_strategy", "steps", f"--{kind}_steps", "6"]
+        options += [f"--{kind}_strategy", "steps", f"--{kind}_steps", "2"]
     # Adam divides by small numbers, which makes a step out of rounding.
-    return [*map(str, options), "--adam_epsilon", "1e-4", "--max_steps", "12"]
+    return [*map(str, options), "--adam_epsilon", "1e-4", "--max_steps", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def command_sharded(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     place = tmp_path_factory.mktemp("sharded")
     options = command_options(corpus, place / "run")
     return place / "run", launch_under_fsdp(
-        place, [*options, "--max_steps", "6"], [*options, "--resume"]
+        place, [*options, "--max_steps", "2"], [*options, "--resume"]
     )
 
 
@@ -156,14 +157,14 @@ def test_command_under_fsdp_ends_in_the_folder_of_one_process(
     assert printed.count("no batches are tried") == 2
     assert "(mean of the last 2 checkpoints)" in printed
     assert "(exponential moving average, 0.8)" in printed
-    with pytest.raises(ValueError, match="continues checkpoint-12 with FSDP"):
-        train([*command_options(corpus, folder), "--max_steps", "14", "--resume"])
+    with pytest.raises(ValueError, match="continues checkpoint-4 with FSDP"):
+        train([*command_options(corpus, folder), "--max_steps", "6", "--resume"])
 
 
-@pytest.mark.parametrize("update", [6, 12])
+@pytest.mark.parametrize("update", [2, 4])
 def test_checkpoints_under_fsdp_are_those_of_one_process(command_alone, command_sharded, update):
     folder, _ = command_sharded
-    assert checkpoints_of(folder) == checkpoints_of(command_alone) == [6, 12]
+    assert checkpoints_of(folder) == checkpoints_of(command_alone) == [2, 4]
 
     for name in ("model.safetensors", "moving_average.safetensors"):
         actual, expected = (
