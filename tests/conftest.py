@@ -152,17 +152,12 @@ each_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANT
 
 
 def pytest_collection_finish() -> None:
-    """Spares runs what takes longer than they do.
-
-    That is accelerate's collection, the template of a card, and trying products in bfloat16.
-    """
+    """Spares runs what takes longer than they do: accelerate's collection, a card's template."""
     gc.freeze()
     if memory := sys.modules.get("accelerate.utils.memory"):
         memory.gc = SimpleNamespace(collect=lambda: None)
     if jinja2 := sys.modules.get("jinja2"):
         jinja2.Environment.compile = cache(jinja2.Environment.compile)
-    if recipe := sys.modules.get("vanilla_transformer_tools.training.recipe"):
-        recipe._bf16_is_faster_on_cpu = lambda: False
 
 
 @pytest.fixture
