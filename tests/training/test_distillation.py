@@ -71,7 +71,7 @@ def test_pairs_are_read_as_they_were_written(write_some):
         "4 pairs from 2 sources; the teacher wrote nothing for 0, and the reference for 1"
     )
     paths, counts = write_some([" ", ""], ["b", "c"])
-    assert paths[1].read_text("utf-8") == "b\nc\n"
+    assert [path.read_text("utf-8") for path in paths] == ["ß\tt\n" * 2, "b\nc\n"]
     assert counts.startswith("2 pairs from 2 sources; the teacher wrote nothing for 1, and")
 
 

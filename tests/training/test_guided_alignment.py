@@ -39,9 +39,10 @@ def test_loss_is_the_cross_entropy_of_one_head(tiny_model, batch, attention):
     expected = expected_loss(tiny_model, batch)
     expected_gradient = torch.autograd.grad(expected, layer.q_proj.weight)[0]
 
-    loss, unguided = (
-        guided_pass(tiny_model, attention=layer, alignment=links, **batch).loss
-        for links in (LINKS, LINKS[:0])
+    twice = 2 * (batch["labels"] != -100).sum()
+    loss, unguided, halved = (
+        guided_pass(tiny_model, attention=layer, alignment=links, **changes, **batch).loss
+        for links, changes in ((LINKS, {}), (LINKS[:0], {}), (LINKS, {"num_items_in_batch": twice}))
     )
 
     torch.testing.assert_close(loss, expected)
@@ -49,6 +50,7 @@ def test_loss_is_the_cross_entropy_of_one_head(tiny_model, batch, attention):
     torch.testing.assert_close(gradient, expected_gradient)
     assert not layer.q_proj._forward_hooks
     torch.testing.assert_close(unguided, tiny_model(**batch).loss)
+    torch.testing.assert_close(2 * halved, loss)
 
 
 def test_loss_adds_to_that_of_r_drop(tiny_model, batch):
