@@ -5,10 +5,12 @@ import json
 
 import pytest
 import torch
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.interop.fast_tokenizers import ending_in_eos
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.interop.trimming import Trimming, trim
 from vanilla_transformer_tools.text.languages import language_codes
@@ -131,6 +133,16 @@ def test_own_tokenizers_are_trimmed_too(tmp_path):
         # Bytes spell what has no entry.
         ids = result.tokenizer("Ω?")["input_ids"]
         assert result.tokenizer.decode(ids, skip_special_tokens=True) == "Ω?"
+
+
+def test_end_behind_all_other_entries_gets_its_new_id(text):
+    backend = ByteLevelBPETokenizer()
+    backend.train_from_iterator(GERMAN, vocab_size=400, show_progress=False)
+    tokenizer = ending_in_eos(Tokenizer.from_str(backend.to_str()))
+
+    smaller = trim(build_variant(vocab_size=403), tokenizer, Trimming((text,))).tokenizer
+
+    assert smaller(TEXT[0])["input_ids"][-1] == smaller.eos_token_id < tokenizer.eos_token_id
 
 
 def test_ids_of_the_configs_are_renumbered_and_bans_of_what_is_gone_dropped(sources, text):
