@@ -35,7 +35,7 @@ from vanilla_transformer_tools.service.requests import (
 from vanilla_transformer_tools.service.translators import AUTOMATIC, Translators
 from vanilla_transformer_tools.settings import ServeSettings
 from vanilla_transformer_tools.translation.marks import can_align
-from vanilla_transformer_tools.translation.markup import split_html
+from vanilla_transformer_tools.translation.markup import Split, split_html
 from vanilla_transformer_tools.translation.segments import join_pieces
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,10 @@ class Service:
             # Tags must follow their words.
             if wanted.is_html and not can_align(first.tokenizers, first.engine):
                 raise ValueError("`format` html needs a service with --engine torch or auto.")
-            split = [*map(split_html if wanted.is_html else split_lines, wanted.texts)]
+            if wanted.is_html:
+                split: list[Split] = [*map(split_html, wanted.texts)]
+            else:
+                split = [*map(split_lines, wanted.texts)]
         except ValueError as error:
             raise RefusedError(400, str(error)) from error
         try:

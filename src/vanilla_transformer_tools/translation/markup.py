@@ -9,7 +9,7 @@ tags do. Each element is closed, and an end tag without a start is dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 
@@ -135,6 +135,10 @@ def _open(path: list[_Element], tag: re.Match[str]) -> None:
     # Unless there is an end tag.
     element.end = f"</{tag['start']}>"
     path.append(element)
+
+
+# Lines of a text, and what makes a text of their translations.
+Split = tuple[Sequence[Line], Callable[[list[str]], str]]
 
 
 def split_html(fragment: str) -> tuple[list[MarkedPiece], Callable[[list[str]], str]]:
