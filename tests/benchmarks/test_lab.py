@@ -33,6 +33,7 @@ def test_speed_is_that_of_the_median_round_and_larger_for_the_faster():
     assert speed_cells(1, FAST, SLOW, decimals=1) == ["0.5", "0.3-1.0", "4.00"]
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_call_in_a_process_of_its_own():
     ballast = b"1" * 200_000_000
 

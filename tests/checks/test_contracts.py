@@ -9,8 +9,8 @@ from contracts import CHECKS, Candidate, Check, computing, sharing, training
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "contracts.md"
 ALL_CHECKS = list(chain(*CHECKS.values()))
-# Each takes seconds, and another quick test repeats most of it.
-SLOW = (computing.exports, sharing.loads_elsewhere)
+# Each takes seconds, and quick tests of `import` and `export` repeat most of it.
+SLOW = (computing.exports, computing.exports_past_the_maximum, sharing.loads_elsewhere)
 
 # Transformers' own doing.
 BROKEN = {

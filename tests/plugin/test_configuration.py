@@ -135,7 +135,7 @@ def wrong_numbers() -> Iterator[tuple[str, float, str]]:
         yield "layer_norm_eps", value, "above 0 and below 2"
 
 
-@pytest.mark.parametrize(("name", "value", "limit"), wrong_numbers())
+@pytest.mark.parametrize(("name", "value", "limit"), list(wrong_numbers()))
 def test_number_outside_its_range_is_refused(name, value, limit):
     # With talking heads, numbers of heads may be chosen.
     message = refusal(**{"talking_heads": "both", name: value})

@@ -406,8 +406,9 @@ def test_compiled_training_step_equals_eager(tiny_model, batch, monkeypatch):
 
 
 # Torch's compiler imports torch's own deprecated modules.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("r_drop_alpha", [0.0, pytest.param(2.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("r_drop_alpha", [0.0, 2.0])
 def test_compiled_loss_is_not_compiled_anew_for_every_size(r_drop_alpha):
     torch.compiler.reset()
     graphs = CompileCounter()

@@ -74,6 +74,7 @@ def assert_loss_and_gradients_equal_the_oracle(
     assert_same_gradients(model, weights)
 
 
+@torch.no_grad()
 def assert_logits_equal_the_oracle(model: Model, source: Batch, target: Batch) -> None:
     actual = model(**source, **target).logits
 

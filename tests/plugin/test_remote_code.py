@@ -58,7 +58,7 @@ sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools"] = 
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-folder, resaved, resaved_bare, report_path, *texts = sys.argv[1:]
+folder, resaved, resaved_bare, report_path, tokenizers, *texts = sys.argv[1:]
 
 try:
     AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -85,7 +85,7 @@ tokenizer.save_pretrained(resaved)
 bare.save_pretrained(resaved_bare)
 for again in (resaved, resaved_bare):
     AutoModel.from_pretrained(again, trust_remote_code=True)
-folders, texts = json.load(sys.stdin)
+folders, texts = json.loads(Path(tokenizers).read_text())
 report["tokenizers"] = []
 for folder in folders:
     # That of a decomposing tokenizer holds code, whose folder is saved once more.
@@ -132,14 +132,15 @@ def tokenizers():
 def client(folder, tokenizers, tmp_path_factory):
     """What a process without the package reports; `resaved` and `resaved_bare` are its folders."""
     home = tmp_path_factory.mktemp("client")
-    paths = {name: home / name for name in ("resaved", "resaved_bare", "report")}
+    paths = {name: home / name for name in ("resaved", "resaved_bare", "report", "tokenizers")}
     for kind in (*KINDS, "NFD"):
         tokenizers[kind].save_pretrained(home / kind)
         (home / kind / "config.json").write_text('{"model_type": "vanilla_transformer"}')
+    paths["tokenizers"].write_text(json.dumps([[str(home / kind) for kind in tokenizers], AWKWARD]))
     finished = subprocess.run(
         [sys.executable, "-c", CLIENT, folder, *paths.values(), *TEXTS],
         env={**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"},
-        input=json.dumps([[str(home / kind) for kind in tokenizers], AWKWARD]),
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

@@ -88,6 +88,7 @@ SEARCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy_learned": (LEARNED_13, {"num_beams": 1, "max_length": 13, "suppress_tokens": [2]}),
     "beam_learned": (LEARNED_13, {"num_beams": 3, "max_length": 13, "suppress_tokens": [2]}),
 }
+SLOW_SEARCHES = ("several", "two_ends", "of_transformers")
 
 
 @pytest.fixture
@@ -98,10 +99,16 @@ def sources(batch: Batch) -> Batch:
     return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
-@pytest.mark.parametrize(("changes", "search"), SEARCHES.values(), ids=SEARCHES)
+@pytest.mark.parametrize(
+    ("changes", "search"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if name in SLOW_SEARCHES else (), id=name)
+        for name, case in SEARCHES.items()
+    ],
+)
 def test_searches_of_a_gpu_find_what_those_of_a_cpu_find(sources, changes, search):
     model = build_variant(**changes)
-    search = {"max_length": 14, **search}
+    search = {"max_length": 11, **search}
     expected = model.generate(**sources, **search)
 
     with pretended_device():
@@ -141,7 +148,9 @@ def test_search_waits_for_the_device_in_every_eighth_step(tiny_model, sources, n
     assert steps[first:last] == 2 * (["step"] * 8 + look) + ["step"] * 8
 
 
-@pytest.mark.parametrize(("models", "num_beams"), [(1, 3), (2, 1)])
+@pytest.mark.parametrize(
+    ("models", "num_beams"), [(1, 3), pytest.param(2, 1, marks=pytest.mark.slow)]
+)
 def test_engine_translates_alike_on_a_gpu(tiny_model, sources, num_beams, models):
     engine = TorchEngine(*(build_variant(label_smoothing=0.1 * one) for one in range(models)))
     rows = [row[row != 0].tolist() for row in sources["input_ids"]]

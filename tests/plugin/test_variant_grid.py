@@ -152,6 +152,7 @@ def assert_searches_find_the_same(model: Model, num_beams: int) -> list[list[int
     return found
 
 
+@torch.no_grad()
 def assert_greedy_search_equals_the_oracle(model: Model) -> None:
     weights = reference.leaves(model.state_dict())
     found = assert_searches_find_the_same(model, num_beams=1)

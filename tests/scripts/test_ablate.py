@@ -128,6 +128,7 @@ def test_mistakes_are_reported_without_a_table(script, plan, options, message):
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_plans_of_the_repository_name_options_and_fields_that_exist(tmp_path, capsys):
     assert len(PLANS) >= 4
     for path in PLANS:
