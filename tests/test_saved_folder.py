@@ -1,6 +1,7 @@
 """A saved model's folder: only what is whole, finite and unchanged is loaded."""
 
 import json
+import os
 import re
 import shutil
 
@@ -337,3 +338,12 @@ def test_index_of_shards_outside_of_the_folder_is_refused(folder):
 
     with pytest.raises(ValueError, match="must have a `weight_map` with the file of each tensor"):
         load_model(str(folder))
+
+
+def test_pipe_in_a_folder_is_refused_and_a_link_that_leads_nowhere_is_not(folder):
+    (folder / "link").symlink_to(folder / "nowhere")
+    check_objects(folder)
+    os.mkfifo(folder / "odd")
+
+    with pytest.raises(ValueError, match="must hold files, got a pipe called 'odd'"):
+        check_objects(folder)

@@ -13,7 +13,8 @@ class Machine:
     """Eight cores, and two clocks that stand still until they are moved."""
 
     def __init__(self) -> None:
-        self.now = self.others = self.own = self.children = 0.0
+        self.now = self.own = self.children = 0.0
+        self.others = 50.0
         self.threads = self.slept = 0
 
     def times(self, percpu: bool) -> list[SimpleNamespace]:

@@ -73,6 +73,7 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
             {"metric_for_best_model": "eval_bleu"},
             "must be loss with --predict_with_generate false, got bleu",
         ),
+        ({"validation_sets": ["news"]}, {}, "takes NAME=SOURCE,TARGET.* got 'news'"),
         ({"validation_sets": ["a=b"]}, {"metric_for_best_model": "c_bleu"}, "as in NAME_bleu, got"),
         ({"finish_within": 3}, PLATEAU, "greedy, where the loss"),
         (
