@@ -311,7 +311,7 @@ class Translator:
 
     def translate(
         self,
-        lines: Iterable[Line],
+        lines: Iterable[str | MarkedPiece],
         prefixes: str | Iterable[str] = "",
         *,
         first_line: int = 1,
