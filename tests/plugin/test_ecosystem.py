@@ -1,15 +1,18 @@
 """PEFT, resized vocabularies, sharded and offloaded weights, export: as users know them."""
 
 import copy
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
+from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import fast_loss_vanilla_transformer
@@ -22,6 +25,13 @@ from ..conftest import (
     build_variant,
     source_of,
     without_labels,
+)
+from ..support.gradients_of_one_update import (
+    KeepGradients,
+    build_arguments,
+    build_collator,
+    build_model,
+    ragged_pairs,
 )
 
 PROJECTIONS = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
@@ -220,6 +230,80 @@ def test_merged_adapters_give_the_same_logits_and_generate_alike(tiny_model, bat
         torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
     assert type(unloaded) is Model
     assert torch.equal(unloaded.generate(**source_of(batch), **search), generated)
+
+
+def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
+    def gradients(batch_size: int, accumulated: int) -> dict[str, Tensor]:
+        peft_model = with_lora(build_model(label_smoothing=0.1))
+        keeper = KeepGradients()
+        Seq2SeqTrainer(
+            model=peft_model,
+            args=build_arguments(
+                tmp_path,
+                max_steps=1,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulated,
+            ),
+            train_dataset=ragged_pairs(),
+            data_collator=build_collator(peft_model),
+            callbacks=[keeper],
+        ).train()
+        return keeper.gradients
+
+    whole, accumulated = gradients(16, 1), gradients(2, 8)
+
+    assert whole.keys() == accumulated.keys()
+    for name, gradient in whole.items():
+        torch.testing.assert_close(accumulated[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@both_ties
+def test_resized_model_loads_trains_and_generates_with_its_new_tokens(batch, tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied, lm_head_bias=True)
+    before = model(**batch).logits
+
+    model.resize_token_embeddings(38, pad_to_multiple_of=8)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+    logits = loaded(**batch).logits
+    assert loaded.config.vocab_size == logits.shape[-1] == 40
+    assert (loaded.lm_head.weight is loaded.model.shared.weight) == tied
+    torch.testing.assert_close(logits[..., :37], before)
+    assert torch.equal(logits, model(**batch).logits)
+    generated = loaded.generate(**source_of(batch), forced_bos_token_id=39, max_new_tokens=6)
+    next_logits = loaded(**source_of(batch), decoder_input_ids=generated[:, :2]).logits[:, -1]
+    assert (generated[:, 1] == 39).all()
+    # Neither `<pad>` nor `<s>` is generated.
+    assert torch.equal(generated[:, 2], next_logits[:, 2:].argmax(-1) + 2)
+    batch["labels"][0, 0] = 39
+    loss = loaded.train()(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss, mean_cross_entropy(logits, batch["labels"]))
+    assert loaded.lm_head.weight.grad[39].any()
+
+
+def tensors_of_shards(folder: Path) -> list[str]:
+    names = []
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names += file.keys()
+    return names
+
+
+@both_ties
+def test_sharded_folder_holds_each_tensor_once_and_loads(batch, tmp_path, tied):
+    model = build_variant(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
+    assert sorted(tensors_of_shards(tmp_path)) == sorted(
+        name for name, _ in model.named_parameters()
+    )
+    for auto_class in (Model, AutoModelForSeq2SeqLM):
+        loaded = auto_class.from_pretrained(tmp_path)
+        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
 
 
 # The map names the table of each stack; accelerate knows a module that is shared by one name only.
