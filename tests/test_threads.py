@@ -66,7 +66,7 @@ def threads_beside(machine, **work):
     return machine.threads
 
 
-@pytest.mark.parametrize(("others", "expected"), [(0.4, 8), (0.6, 7), (3.5, 5), (9, 1)])
+@pytest.mark.parametrize(("others", "expected"), [(0.4, 8), (0.6, 7), (3.4, 5), (9, 1)])
 def test_cores_of_other_programs_are_left_to_them(machine, others, expected):
     assert threads_beside(machine, others=others) == expected
 
