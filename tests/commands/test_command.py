@@ -209,3 +209,17 @@ def test_env_says_that_nothing_is_kept(monkeypatch, capsys):
     main(["env"])
 
     assert capsys.readouterr().out.count("nothing is kept") == 2
+
+
+def test_interrupt_while_commands_are_imported_ends_without_a_traceback(monkeypatch):
+    class Imported:
+        @property
+        def main(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "vanilla_transformer_tools.commands.__main__", Imported())
+
+    with pytest.raises(SystemExit) as ended:
+        main(["env"])
+
+    assert ended.value.code == 130

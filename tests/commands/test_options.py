@@ -131,12 +131,12 @@ def test_options_that_are_given_are_known_by_name_in_every_spelling(watch, write
 def test_train_takes_learning_rate_and_warm_up_of_the_preset(watch):
     calls = watch(training, "train")
 
-    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--preset", "small"])
+    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--preset", "base"])
 
     ((_, arguments), _) = calls[0]
-    small = PRESETS["small"]
-    assert arguments.learning_rate == small.learning_rate
-    assert arguments.warmup_steps == small.warmup_steps
+    base = PRESETS["base"]
+    assert arguments.learning_rate == base.learning_rate
+    assert arguments.warmup_steps == base.warmup_steps
 
 
 # Read from `run.json`: the card's test sees them there.

@@ -3,9 +3,15 @@
 Importing it loads no torch, so `--help` and a mistyped option are answered immediately.
 """
 
+import signal
+import sys
+
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command named by the first argument."""
-    from vanilla_transformer_tools.commands.__main__ import main as run_command
-
+    try:
+        from vanilla_transformer_tools.commands.__main__ import main as run_command
+    except KeyboardInterrupt:
+        # As later, without a traceback.
+        sys.exit(128 + signal.SIGINT)
     run_command(argv)
