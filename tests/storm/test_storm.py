@@ -33,7 +33,7 @@ from ..support.training_runs import checkpoints_of, read_json, training_options
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = int(os.environ.get("STORM_ROUNDS", "10"))
+ROUNDS = int(os.environ.get("STORM_ROUNDS", "11"))
 FIRST_SEED = int(os.environ.get("STORM_SEED", "0"))
 
 UPDATES = 30
@@ -392,6 +392,7 @@ EVENTS = (
     start_two_trainings,
     fill_disk_while_translating,
     kill_evaluation,
+    kill_training,
 )
 
 

@@ -1,5 +1,6 @@
 """Muon for the matrices of the layers and Adam for the rest, in one optimizer."""
 
+import copy
 import re
 import shutil
 
@@ -190,6 +191,22 @@ def test_all_rates_follow_the_schedule(stacked):
 
     assert schedule.get_last_lr() == [0, 0]
     torch.testing.assert_close(stacked.stacked.weight, before, rtol=0, atol=0)
+
+
+def test_scaled_gradients_are_divided_and_infinite_ones_skip_an_update(stacked):
+    exact = copy.deepcopy(stacked)
+    take_steps(exact, [both_rules(exact)], steps=1)
+    optimizer = both_rules(stacked)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    for loss in (stacked(torch.arange(6)) * float("inf"), stacked(torch.arange(6))):
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    for name, weight in exact.named_parameters():
+        torch.testing.assert_close(stacked.get_parameter(name), weight)
 
 
 # Runs

@@ -57,10 +57,10 @@ def serve(argv: list[str]) -> None:
         )
     from vanilla_transformer_tools.service.connections import allowed_hosts, check_origins
 
+    # Wrong hosts and origins, and a port that is taken, are reported before the model is loaded.
     allowed_hosts(settings.host, settings.allowed_hosts)
     check_origins(settings.allowed_origins)
     signal.signal(signal.SIGTERM, interrupt)
-    # A port that is taken is reported before the model is loaded.
     with closing(bind(settings.host, settings.port)) as listener:
         _run(_load(settings), listener)
 

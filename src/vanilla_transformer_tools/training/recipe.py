@@ -170,8 +170,8 @@ def _bf16_is_faster_on_cpu() -> bool:
         return min(timeit.repeat(lambda: x @ matrix, number=1, repeat=repeat))
 
     limit = 0.8 * seconds(torch.float32)
-    # Emulated, it takes many times as long, which one product shows.
-    return seconds(torch.bfloat16, 1) < 9 * limit and seconds(torch.bfloat16) < limit
+    # Emulated, it takes many times as long, which the second product shows; the first one prepares.
+    return seconds(torch.bfloat16, 2) < 9 * limit and seconds(torch.bfloat16) < limit
 
 
 def config_overrides(settings: TrainSettings) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat, zip_longest
-from typing import Any
+from typing import TypeVar
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
@@ -19,6 +19,8 @@ _WORD_CHARACTER = re.compile(f"[^{BLANKS}]")
 _NO_BLANK_AFTER = re.compile(
     "[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003134f]"
 )
+
+Text = TypeVar("Text")
 
 _BLANK_OF_HTML = "&nbsp;"
 
@@ -202,7 +204,9 @@ def _end_of_fitting(
     return start + max(1, fitting)
 
 
-def with_prefixes(lines: Iterator[Any], prefixes: str | Iterable[str]) -> Iterator[tuple[Any, str]]:
+def with_prefixes(
+    lines: Iterator[Text], prefixes: str | Iterable[str]
+) -> Iterator[tuple[Text, str]]:
     """Each line with its prefix.
 
     Args:
