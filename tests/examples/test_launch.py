@@ -68,6 +68,8 @@ def shared_cache(tmp_path, monkeypatch):
     ("file", "script"),
     [
         ("ddp.yaml", "finetune_with_trainer.py"),
+        ("ddp.yaml", "finetune_with_accelerate.py"),
+        ("fsdp.yaml", "finetune_with_trainer.py"),
         ("fsdp.yaml", "finetune_with_accelerate.py"),
         ("two_machines.yaml", "finetune_with_trainer.py"),
     ],

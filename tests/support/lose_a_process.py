@@ -1,12 +1,13 @@
-"""The training command in two processes, the second of which is silent after the first update.
+"""The training command in two processes, the second of which is lost after the first update.
 
-Usage: lose_a_process.py FOLDER
+Usage: lose_a_process.py FOLDER killed|silent
 
 The folder must hold what `gradients_of_one_update.write_corpus` writes. It then holds `status-0`,
 the status with which the first process ends.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,18 +21,21 @@ OPTIONS = """--config d_model=16 encoder_layers=1 decoder_layers=1 --tokenizer_k
 --disable_tqdm true"""
 
 
+def be_lost(how: str, status: Path) -> None:
+    """Dies, or keeps the first process waiting for as long as it lives."""
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not status.exists():
+        time.sleep(0.1)
+
+
 def main() -> None:
     """Trains until a process is lost."""
-    folder = Path(sys.argv[1])
+    folder, how = Path(sys.argv[1]), sys.argv[2]
     status, is_first = folder / "status-0", os.environ["RANK"] == "0"
-
-    def be_silent(trainer: TokenBatchTrainer) -> None:
-        while not status.exists():
-            time.sleep(0.1)
-
     if not is_first:
-        TokenBatchTrainer._check_losses = be_silent
-    options = [*OPTIONS.split(), "--ddp_timeout", "3"]
+        TokenBatchTrainer._check_losses = lambda trainer: be_lost(how, status)
+    options = [*OPTIONS.split(), "--ddp_timeout", "5" if how == "silent" else "60"]
     files = [str(folder / name) for name in ("source", "target")]
     try:
         run(train, [*options, "--train", *files, "--output_dir", str(folder / "run")])
