@@ -77,8 +77,8 @@ class StopOnRequest(TrainerCallback):
     With `minutes`, the learning rate is multiplied by the share of the time that is left. This
     adapts: if another program slows the run down, the rate falls more from one update to the next.
     Time for the last evaluations and the last checkpoint is reserved, as long as the latest ones
-    took; an earlier one that would end in this time is left out. A resumed run has the time that
-    was left at its checkpoint.
+    took; an earlier one is left out if it would leave updates less time than it takes itself. A
+    resumed run has the time that was left at its checkpoint.
 
     With `finish_within`, a first signal only makes the rate fall from where it is to 0, in any
     schedule that is a function of the update. A resumed run has the schedule that it had before
@@ -97,7 +97,7 @@ class StopOnRequest(TrainerCallback):
         interrupted: Whether a signal to stop arrived, in this process or in another one.
         signum: Number of the signal in this process; SIGTERM if another process received one.
         share_left: Factor of the learning rate, 1 to 0.
-        can_evaluate: Whether there is time for another evaluation before the last one.
+        can_evaluate: Whether another evaluation would leave time for updates before the last one.
         decay: The fall of the rate after a signal; None before it.
     """
 
@@ -195,7 +195,8 @@ class StopOnRequest(TrainerCallback):
         # A signal never puts an end off that was planned earlier.
         self.deadline = min(deadline, self.deadline) if self.decay else deadline
         share = schedule.share(self.now, self.deadline, state.global_step)
-        can_evaluate = self.now + (self.evaluating or 0.0) <= self.deadline
+        # Scores of nearly the last weights would cost updates.
+        can_evaluate = self.now + 2 * (self.evaluating or 0.0) <= self.deadline
         if args.world_size > 1:
             clock = torch.tensor([share, can_evaluate], dtype=torch.float32, device=args.device)
             share, can_evaluate = broadcast(clock).tolist()
