@@ -7,13 +7,13 @@ import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
-from vanilla_transformer_tools.text.languages import (
+from vanilla_transformer_tools.text.token_ids import encode_pairs
+from vanilla_transformer_tools.text.tokenizer_pair import (
+    TokenizerPair,
     choose_languages,
     language_codes,
     language_prefix,
 )
-from vanilla_transformer_tools.text.token_ids import encode_pairs
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..support.pretrained import BUILD, ENGLISH, GERMAN
 

@@ -24,7 +24,6 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.text.languages import end_length, language_prefix
 from vanilla_transformer_tools.text.parallel_text import (
     COLUMNS,
     ROWS_AT_A_TIME,
@@ -32,7 +31,7 @@ from vanilla_transformer_tools.text.parallel_text import (
     store,
     temporary_room,
 )
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length, language_prefix
 
 # Words whose ids are remembered, in about 200 bytes each. Those of the beginning are, and frequent
 # words are among them.

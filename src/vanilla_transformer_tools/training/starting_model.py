@@ -34,9 +34,8 @@ from vanilla_transformer_tools.saved_folder import (
     read_generation_config,
 )
 from vanilla_transformer_tools.settings import LORA_TARGET_MODULES, MAX_EXTRA_TOKENS, TrainSettings
-from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.token_cache import cached_tokenizer
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_codes
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
 
 # Section 6.1.

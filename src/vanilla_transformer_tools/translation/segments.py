@@ -9,7 +9,7 @@ from typing import TypeVar
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.text.blanks import BLANKS, without_blank_ends
-from vanilla_transformer_tools.text.languages import end_length
+from vanilla_transformer_tools.text.tokenizer_pair import end_length
 from vanilla_transformer_tools.translation.sentences import sentence_ends, split_line
 
 # Python's replacements for bytes that are not UTF-8; they never occur in text.

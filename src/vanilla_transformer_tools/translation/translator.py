@@ -12,9 +12,9 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.settings import EngineName
 from vanilla_transformer_tools.text.blanks import blank_ends
-from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.tokenizer_pair import (
     TokenizerPair,
+    end_length,
     has_target_vocabulary,
     knows_both_sides,
     speller,
