@@ -7,8 +7,7 @@ import pytest
 from datasets import Dataset
 
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.checks import check_settings
-from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.recipe import check_settings, recipe
 
 from ..support.gradients_of_one_update import build_arguments
 
@@ -106,9 +105,9 @@ def test_minutes_exclude_another_length_and_schedule(tmp_path, given):
 
 @pytest.mark.parametrize("is_available", [False, True])
 def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
-    kernel = "vanilla_transformer_tools.training.checks.is_flash_attn_2_available"
+    kernel = "vanilla_transformer_tools.training.recipe.is_flash_attn_2_available"
     monkeypatch.setattr(kernel, lambda: is_available)
-    reports = "vanilla_transformer_tools.training.checks.get_available_reporting_integrations"
+    reports = "vanilla_transformer_tools.training.recipe.get_available_reporting_integrations"
     monkeypatch.setattr(reports, lambda: ["wandb", "mlflow"][: 1 + is_available])
     settings = TrainSettings(**TRAINED, attn_implementation="flash_attention_2")
     arguments = build_arguments(tmp_path, report_to=["wandb", "mlflow"])

@@ -5,11 +5,8 @@ import torch
 
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import recipe as module
-from vanilla_transformer_tools.training.recipe import (
-    config_overrides,
-    in_step,
-    recipe,
-)
+from vanilla_transformer_tools.training.recipe import in_step, recipe
+from vanilla_transformer_tools.training.starting_model import config_overrides
 
 TRAINED = {"train": ["a.de", "a.en"]}
 VALIDATED = {**TRAINED, "validation": ["b.de", "b.en"]}

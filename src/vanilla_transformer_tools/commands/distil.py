@@ -98,8 +98,8 @@ def distil(argv: list[str]) -> None:
         closed_checkpoints,
         discard_stopped,
     )
-    from vanilla_transformer_tools.training.checks import check_settings
     from vanilla_transformer_tools.training.distillation import load_teachers, word_level
+    from vanilla_transformer_tools.training.recipe import check_settings
     from vanilla_transformer_tools.training.run import train as train_model
     from vanilla_transformer_tools.training.starting_model import saved_start
 

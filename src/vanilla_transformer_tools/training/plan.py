@@ -41,9 +41,9 @@ from vanilla_transformer_tools.training.auto_settings import (
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
 from vanilla_transformer_tools.training.corpus_stats import measure
-from vanilla_transformer_tools.training.recipe import AVERAGED, new_config, schedule
+from vanilla_transformer_tools.training.recipe import last_checkpoints, schedule
 from vanilla_transformer_tools.training.run_record import continued_record, describe_run
-from vanilla_transformer_tools.training.starting_model import NEW, Start
+from vanilla_transformer_tools.training.starting_model import NEW, Start, new_config
 from vanilla_transformer_tools.translation.engine_choice import INNER_ENDS, MOST_INNER_ENDS
 from vanilla_transformer_tools.translation.sentences import has_inner_end
 
@@ -110,10 +110,9 @@ class RunPlan:
     @property
     def averaged(self) -> int:
         """Number of last checkpoints to average; by default one where no scores can compare."""
-        if self.settings.average_last is not None:
-            return self.settings.average_last
         is_scored = self.settings.validation and self.arguments.eval_strategy != "no"
-        return AVERAGED if is_scored else 1
+        is_averaged = is_scored or self.settings.average_last is not None
+        return last_checkpoints(self.settings) if is_averaged else 1
 
     @property
     def last_evaluations(self) -> int:
