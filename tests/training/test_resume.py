@@ -30,8 +30,8 @@ from vanilla_transformer_tools.training.checkpoints import (
     failed_writes_named,
     find_checkpoint,
 )
-from vanilla_transformer_tools.training.reports import _moment
-from vanilla_transformer_tools.training.run_record import continued_record, describe_run, read_log
+from vanilla_transformer_tools.training.plan import continued_record, describe_run
+from vanilla_transformer_tools.training.reports import _moment, read_log
 from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 

@@ -13,13 +13,9 @@ from transformers import Seq2SeqTrainingArguments, TrainerControl, TrainerState,
 from vanilla_transformer_tools.files import checksum
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import find_disclosures
-from vanilla_transformer_tools.training import run_record
-from vanilla_transformer_tools.training.run_record import (
-    JsonLinesLog,
-    describe_run,
-    plot_curves,
-    read_log,
-)
+from vanilla_transformer_tools.training import plan, reports
+from vanilla_transformer_tools.training.plan import describe_run
+from vanilla_transformer_tools.training.reports import JsonLinesLog, plot_curves, read_log
 
 
 def drawn_points(picture):
@@ -32,14 +28,14 @@ def drawn_points(picture):
 
 
 def test_curves_show_losses_score_and_learning_rate(tmp_path):
-    reports = [
+    rows = [
         {"minutes": 0.5, "loss": 5.0, "learning_rate": 0.001},
         {"minutes": 1.0, "loss": 3.0, "learning_rate": 0.002},
         {"minutes": 1.1, "eval_loss": 4.0, "eval_bleu": 10.0},
         {"minutes": 1.5, "loss": 2.0, "learning_rate": 0.001},
         {"minutes": 2.1, "eval_loss": 3.0, "eval_bleu": 20.0},
     ]
-    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in reports))
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
 
     path = plot_curves(tmp_path, "bleu")
 
@@ -58,7 +54,7 @@ TOKEN = "hf_" + "aB3" * 11
 def log(tmp_path, monkeypatch):
     """A log whose clock a test turns: `log(seconds, event)` lets so much time pass first."""
     clock = [1000.0]
-    monkeypatch.setattr(run_record.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(reports.time, "monotonic", lambda: clock[0])
     callback = JsonLinesLog(tmp_path / "log.jsonl", first_update=0)
     given = TrainingArguments(use_cpu=True), TrainerState(), TrainerControl()
 
@@ -80,8 +76,8 @@ def test_share_of_time_outside_of_updates_is_told_by_the_main_process(log, tmp_p
     log(0, "on_log", logs={"loss": 1.0})
     log(1, "on_log", state=TrainerState(is_world_process_zero=False), logs={"loss": 1.0})
 
-    reports = read_log(tmp_path / "log.jsonl")
-    assert [report["outside_step"] for report in reports] == [4 / 20, 1 / 5]
+    rows = read_log(tmp_path / "log.jsonl")
+    assert [report["outside_step"] for report in rows] == [4 / 20, 1 / 5]
 
 
 def test_numbers_that_are_not_finite_are_read_as_they_were(log, tmp_path):
@@ -97,12 +93,12 @@ def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, mo
     rows = [f'{{"step": {n}, "minutes": {n}.5}}\n' for n in (1, 2, 3)]
     # A kill cut the last row.
     path.write_text("".join([*rows, '{"step": 4, "min']))
-    monkeypatch.setattr(run_record.time, "monotonic", lambda: 6000.0)
+    monkeypatch.setattr(reports.time, "monotonic", lambda: 6000.0)
 
     log = JsonLinesLog(path, first_update=2)
 
     assert [report["step"] for report in read_log(path)] == [1, 2]
-    monkeypatch.setattr(run_record.time, "monotonic", lambda: 6090.0)
+    monkeypatch.setattr(reports.time, "monotonic", lambda: 6090.0)
     assert log.minutes == 5
     assert JsonLinesLog(path, first_update=0).minutes == 0
     assert not path.exists()
@@ -112,22 +108,22 @@ def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, mo
 
 
 def test_commit_says_whether_the_tree_was_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_record, "__file__", str(tmp_path / "run_record.py"))
-    assert run_record._commit() is None
-    (tmp_path / "run_record.py").write_text("1")
+    monkeypatch.setattr(plan, "__file__", str(tmp_path / "plan.py"))
+    assert plan._commit() is None
+    (tmp_path / "plan.py").write_text("1")
     given = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*given, *words], check=True)
 
-    clean = run_record._commit()
-    (tmp_path / "run_record.py").write_text("2")
+    clean = plan._commit()
+    (tmp_path / "plan.py").write_text("2")
 
     assert clean
-    assert run_record._commit() == f"{clean}-dirty"
+    assert plan._commit() == f"{clean}-dirty"
     # A wheel in an environment inside of somebody's repository.
-    monkeypatch.setattr(run_record, "__file__", str(tmp_path / "installed.py"))
+    monkeypatch.setattr(plan, "__file__", str(tmp_path / "installed.py"))
     (tmp_path / "installed.py").write_text("1")
-    assert run_record._commit() is None
+    assert plan._commit() is None
 
 
 @pytest.fixture
@@ -220,5 +216,5 @@ def test_hardware_is_what_the_run_computes_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
 
-    assert run_record.hardware(torch.device("cuda")) == "2 x NVIDIA H200"
-    assert run_record.hardware(torch.device("cpu")).startswith("CPU, ")
+    assert plan.hardware(torch.device("cuda")) == "2 x NVIDIA H200"
+    assert plan.hardware(torch.device("cpu")).startswith("CPU, ")
