@@ -17,10 +17,10 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.text import streaming, training_data
+from vanilla_transformer_tools.text import training_data
 from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
-from vanilla_transformer_tools.text.streaming import TokenBatchStream
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.training_data import TokenBatchStream
 from vanilla_transformer_tools.training.run import train
 
 from ..support.training_runs import (
@@ -197,7 +197,7 @@ def test_workers_yield_the_batches_of_the_main_process(build, tokenizer):
 
 
 def test_long_sides_are_truncated_and_counted_in_the_first_buffer(build, tokenizer, monkeypatch):
-    monkeypatch.setattr(streaming, "_PAIRS_AT_A_TIME", 7)
+    monkeypatch.setattr(training_data, "_PAIRS_AT_A_TIME", 7)
     pairs = [("x" * (3 + n), "x" * (30 - n)) for n in range(20)]
 
     stream = build(pairs, buffer_size=20, max_length=17)

@@ -114,7 +114,8 @@ def language_of_file(path: str) -> str | None:
 
 
 def _choose(references: Sequence[str], language: str | None) -> BleuTokenizer:
-    written = [_writing_of_line(line) for line in references if _LETTER.search(line)]
+    letters = [(line, len(_LETTER.findall(line))) for line in references]
+    written = [_writing_of_line(line, count) for line, count in letters if count]
     named = _writing_of(language or "")
     # A name of a file or an old record may mislead: Pinyin has blanks.
     if named and any(written):
@@ -146,9 +147,8 @@ def _writing_of(language: str) -> _Writing | None:
     return next((row for row in _WRITINGS if code in row.languages.split()), None)
 
 
-def _writing_of_line(line: str) -> _Writing | None:
-    """The row of a line; None for text with blanks."""
-    letters = len(_LETTER.findall(line))
+def _writing_of_line(line: str, letters: int) -> _Writing | None:
+    """The row of a line with this number of letters; None for text with blanks."""
     return next((row for row in _WRITINGS if row.covers(line, letters)), None)
 
 
