@@ -149,13 +149,13 @@ def test_processes_share_pairs_budget_and_buffer(build, numbers_in, num_processe
 
 def test_process_tokenises_its_share_alone(build, monkeypatch):
     tokenised = []
-    encode = streaming.PairEncoder.__call__
+    encode = training_data.PairEncoder.__call__
 
     def record(encoder, texts):
         tokenised.extend(texts["source"])
         return encode(encoder, texts)
 
-    monkeypatch.setattr(streaming.PairEncoder, "__call__", record)
+    monkeypatch.setattr(training_data.PairEncoder, "__call__", record)
 
     stream = build(num_processes=2, process_index=1)
     list(islice(stream, stream.batches_per_buffer))
