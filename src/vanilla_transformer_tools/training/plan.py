@@ -39,7 +39,6 @@ from vanilla_transformer_tools.saved_folder import RUN_FILE, read_run
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
 from vanilla_transformer_tools.text.filters import Corpus
-from vanilla_transformer_tools.text.parallel_text import holds_both_sides
 from vanilla_transformer_tools.training.auto_settings import (
     Decision,
     decisions_on_record,
@@ -278,11 +277,12 @@ def _choose_tokenizers(
             chosen[name] = BleuTokenizer(**recorded[name])
             continue
         *_, file = settings.paths_of_validation[name]
-        languages = settings.language[1:2]
-        language = None if holds_both_sides(file) else language_of_file(file)
-        language = settings.target_language or language or next(iter(languages), None)
-        references = pairs["target"][:]
-        chosen[name] = resolve(settings.bleu_tokenize, references, language, settings.pretokenized)
+        chosen[name] = resolve(
+            settings.bleu_tokenize,
+            pairs["target"][:],
+            *(settings.target_language, language_of_file(file), *settings.language[1:2]),
+            is_tokenized=settings.pretokenized,
+        )
     return chosen
 
 
