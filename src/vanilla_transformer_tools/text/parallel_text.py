@@ -182,6 +182,16 @@ def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
         yield from pairs
 
 
+def read_texts(text: ParallelText) -> Iterator[str]:
+    """Both sides of each pair, one after the other; of a single plain text file, its lines."""
+    (path,) = text.paths
+    if not holds_both_sides(path):
+        yield from read_lines(path)
+        return
+    for source, target, *_ in read_pairs(text):
+        yield from (source, target)
+
+
 @functools.cache
 def warn_of_carriage_returns(name: str) -> None:
     """Warns once of text with the line ends of Windows."""

@@ -244,6 +244,7 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
         # Those of a model are compared when it is loaded.
         check_files(name)
     config = load_config(name) if find_file(name, CONFIG_NAME) else None
+    defaults = read_generation_config(name)
     if config is not None and not isinstance(config, VanillaTransformerConfig):
         got = f"a model of the type {config.model_type!r} in {name!r}"
         raise ValueError(_NOT_OURS.format(got))
@@ -253,7 +254,7 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
         raise ValueError(_NOT_OURS.format(got))
     if not settings.tag_column:
         languages = settings.source_language, settings.target_language
-        tokenizers = tokenizers.between(*languages, read_generation_config(name))
+        tokenizers = tokenizers.between(*languages, defaults)
     _check_vocabularies(settings, name, tokenizers)
     return Start(tokenizers, config=config)
 
