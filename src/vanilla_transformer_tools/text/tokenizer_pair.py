@@ -220,6 +220,23 @@ class TokenizerPair:
             return type(self)(source, target, start_token=code)
         return type(self)(source, target, first_token=code)
 
+    def check_tags(self, name: str) -> None:
+        """Rejects the tokenizers of a model for pairs that have a tag of their language each.
+
+        Args:
+            name: Folder or Hub name of the model, for the error.
+
+        Raises:
+            ValueError: If they name the languages of both sides by codes.
+        """
+        if language_codes(self.source):
+            raise ValueError(
+                "--tag_column needs a model with tags of languages before its sources, got "
+                f"{type(self.source).__name__} in {name!r}, which names the languages of both "
+                "sides. Train one direction at a time, with --source_language and "
+                "--target_language."
+            )
+
     def save_pretrained(self, folder: Path) -> None:
         """Writes what `from_pretrained` reads.
 

@@ -232,6 +232,8 @@ def plan_run(
     step = -(-len(pairs) // _LINES_OF_SENTENCES)
     lines = pairs.select(range(0, len(pairs), step))["source"]
     share = round(sum(map(has_inner_end, lines)) / len(lines), 4)
+    recorded = previous.get("bleu_tokenizers", {})
+    tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     decisions: tuple[Decision, ...] = ()
     if settings.minutes is not None and not checkpoint:
         stats = measure(settings.minutes, arguments, pairs)
@@ -246,8 +248,6 @@ def plan_run(
             f"after {config.last_position} tokens. Give --max_length {config.last_position}, or, "
             "for a new model, more positions: --config max_position_embeddings=N."
         )
-    recorded = previous.get("bleu_tokenizers", {})
-    tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     _choose_metric(arguments, tokenizers)
     known = previous.get("settings", {}).get("max_tokens_per_batch")
     tokens, reason = settings.max_tokens_per_batch or known, ""

@@ -43,7 +43,7 @@ from vanilla_transformer_tools.settings import (
     TrainSettings,
 )
 from vanilla_transformer_tools.text.token_cache import cached_tokenizer
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_codes
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
 
 # Config fields that the command line sets by other options.
@@ -252,10 +252,24 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
     if not (config or isinstance(tokenizers.source, VanillaTransformerTokenizer)):
         got = f"a {type(tokenizers.source).__name__} in {name!r}"
         raise ValueError(_NOT_OURS.format(got))
-    if not settings.tag_column:
+    if settings.tag_column:
+        tokenizers.check_tags(name)
+    else:
         languages = settings.source_language, settings.target_language
         tokenizers = tokenizers.between(*languages, defaults)
-    _check_vocabularies(settings, name, tokenizers)
+    source = tokenizers.source
+    if getattr(source, "src_vocab_size", None) != getattr(source, "tgt_vocab_size", None):
+        raise ValueError(
+            f"{type(source).__name__} of {name!r} has two vocabularies and encodes text with the "
+            "first only, so there are no labels to train on. Translate with the model, or train "
+            "one from the beginning."
+        )
+    if settings.separate_vocabularies and tokenizers.is_joint:
+        raise ValueError(
+            "--separate_vocabularies needs a model that was trained with it, got one vocabulary "
+            f"of {len(source):,} entries for both sides in {name!r}. Leave it out, or train a "
+            "model from the beginning."
+        )
     return Start(tokenizers, config=config)
 
 
@@ -277,29 +291,6 @@ def _initialise_model(
         max_length=1 + max_length + MAX_EXTRA_TOKENS,
     )
     return model
-
-
-def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:
-    """Rejects settings that the tokenizers of the saved model `start` do not support."""
-    source = tokenizers.source
-    if settings.tag_column and language_codes(source):
-        raise ValueError(
-            f"--tag_column needs a model with tags of languages before its sources, got "
-            f"{type(source).__name__} in {start!r}, which names the languages of both sides. Train "
-            "one direction at a time, with --source_language and --target_language."
-        )
-    if getattr(source, "src_vocab_size", None) != getattr(source, "tgt_vocab_size", None):
-        raise ValueError(
-            f"{type(source).__name__} of {start!r} has two vocabularies and encodes text with the "
-            "first only, so there are no labels to train on. Translate with the model, or train "
-            "one from the beginning."
-        )
-    if settings.separate_vocabularies and tokenizers.is_joint:
-        raise ValueError(
-            "--separate_vocabularies needs a model that was trained with it, got one vocabulary "
-            f"of {len(tokenizers.source):,} entries for both sides in {start!r}. Leave it out, or "
-            "train a model from the beginning."
-        )
 
 
 def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
