@@ -7,7 +7,7 @@ deleted at any time.
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -30,8 +30,7 @@ from vanilla_transformer_tools.files import (
     delete_oldest,
     mark_used,
     naming_full_disk,
-    scratch_folder,
-    written_whole,
+    scratch_file,
 )
 from vanilla_transformer_tools.text.parallel_text import ROWS_AT_A_TIME
 from vanilla_transformer_tools.text.token_ids import (
@@ -85,18 +84,13 @@ def cached_ids(
         return tokenized.select_columns(["input_ids", "labels"]), truncated
     sample = encode_pairs(pairs[:_SAMPLE], tokenizers, max_length)
     about = [tokenizers.contents, max_length, sample]
-    name = _digest(pairs, pairs.column_names, about) + _IDS
+    path = folder / (_digest(pairs, pairs.column_names, about) + _IDS)
     with PartialState().local_main_process_first():
-        kept = _read_ids(folder / name, len(pairs))
+        kept = _read_ids(path, len(pairs))
         if kept is None:
-            with (
-                naming_full_disk(folder, "the token ids of the pairs", _HINT),
-                scratch_folder(folder, ".new-") as scratch,
-            ):
-                store_ids(pairs, tokenizers, max_length, scratch / name)
-                os.replace(scratch / name, folder / name)
-            delete_oldest(folder.glob(f"*{_IDS}"), MOST_ENTRIES)
-            kept = Dataset.from_file(str(folder / name))
+            with _new_entry(path, "the token ids of the pairs") as file:
+                store_ids(pairs, tokenizers, max_length, file)
+            kept = Dataset.from_file(str(path))
     return kept.remove_columns("is_truncated"), count_truncated(kept)
 
 
@@ -129,9 +123,8 @@ def cached_tokenizer(
             # None where the texts are already written in the form of the settings.
             form = kept.init_kwargs.get("unicode_form", "")
             content = f"{form}\n{kept.backend_tokenizer.to_str()}"
-            with naming_full_disk(folder, "the vocabulary", _HINT), written_whole(path) as file:
+            with _new_entry(path, "the vocabulary") as file:
                 file.write_text(f"{_checksum(content)}\n{content}", encoding="utf-8", newline="\n")
-            delete_oldest(folder.glob(f"*{_VOCABULARY}"), MOST_ENTRIES)
     return kept
 
 
@@ -157,6 +150,16 @@ def _folder() -> Path | None:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+@contextmanager
+def _new_entry(path: Path, purpose: str) -> Iterator[Path]:
+    """Where to write an entry, which appears when it is whole; old ones of its kind are deleted."""
+    folder = path.parent
+    with naming_full_disk(folder, purpose, _HINT), scratch_file(folder, ".new-") as file:
+        yield file
+        os.replace(file, path)
+    delete_oldest(folder.glob(f"*{path.suffix}"), MOST_ENTRIES)
 
 
 def _digest(pairs: Dataset, columns: Sequence[str], about: Sequence[Any]) -> str:

@@ -281,7 +281,6 @@ def _initialise_model(
     if start.config is None:
         config.vocab_size = len(tokenizers.source)
         if not tokenizers.is_joint:
-            config.share_encoder_decoder_embeddings = False
             config.decoder_vocab_size = len(tokenizers.target)
     model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.update(
