@@ -16,6 +16,7 @@ from vanilla_transformer.layers_vanilla_transformer import EncoderLayer
 from vanilla_transformer_tools.evaluation.metrics import score
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.sharing.model_card import record_results
+from vanilla_transformer_tools.text.filters import read_corpus
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.averaging import average_checkpoints
@@ -404,3 +405,53 @@ def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizers_of_the_saved_m
     losses = [report["loss"] for report in read_log(folder) if "loss" in report]
     # Labels of another vocabulary would be news to the model.
     assert read_log(tmp_path)[-1]["train_loss"] < losses[0] - 1
+
+
+# Further validation sets
+
+CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002"
+
+
+@pytest.fixture
+def chinese(tmp_path):
+    """A validation set with Chinese targets, as paths of its two files."""
+    paths = [tmp_path / "news.de", tmp_path / "news.txt"]
+    for path, line in zip(paths, ("eins zwei", CHINESE), strict=True):
+        path.write_text(f"{line}\n" * 3, encoding="utf-8")
+    return ",".join(map(str, paths))
+
+
+def test_each_validation_set_has_scores_of_its_own(corpus, tmp_path, capsys, chinese):
+    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
+    sets = [f"news={chinese}", f"known={pair}"]
+    settings = {"validation_sets": sets, "average_last": 2, "max_validation_pairs": 5}
+    given = {"num_train_epochs": 2, "metric_for_best_model": "news_bleu"}
+
+    run_training(corpus, tmp_path / "run", settings | {"max_tokens_per_batch": 4000}, **given)
+
+    reports = [report for report in read_log(tmp_path / "run") if "eval_loss" in report]
+    assert len(reports) == 2
+    for report in reports:
+        assert report["eval_lines"] == report["eval_known_lines"] == 5
+        assert report["eval_news_lines"] == 3
+        assert len({report[f"eval_{name}loss"] for name in ("", "news_", "known_")}) == 3
+    results = read_json(tmp_path / "run/results.json")
+    assert list(results) == ["validation", "news", "known"]
+    assert not any(name.startswith(("news", "known")) for name in results["validation"])
+    assert "|tok:zh|" in results["news"]["bleu_signature"]
+    assert "|tok:13a|" in results["known"]["bleu_signature"]
+    card = (tmp_path / "run/README.md").read_text(encoding="utf-8")
+    assert "### news\n" in card
+    assert "; tokenizer zh: the references are Chinese\n" in card
+    out = capsys.readouterr().out
+    assert "BLEU        tokenizer 13a: the references have blanks" in out
+    assert "BLEU        news, tokenizer zh: the references are Chinese" in out
+    assert f"news loss {reports[0]['eval_news_loss']:.3f}  bleu " in out
+
+
+def test_further_sets_are_kept_out_of_training(corpus, tmp_path):
+    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
+    settings = build_settings(corpus, validation_sets=[f"news={pair}"], filter_overlap=[])
+
+    with pytest.raises(ValueError, match="got all 300 dropped: overlap 300"):
+        read_corpus(settings)
