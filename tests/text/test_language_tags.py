@@ -164,15 +164,6 @@ def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
         load_pairs(ParallelText((path,), tag_column="tag"))
 
 
-def test_missing_tag_column_is_refused_with_its_option(tmp_path):
-    text = ParallelText((write_parquet(tmp_path),), tag_column="language")
-
-    with pytest.raises(
-        ValueError, match=r"no column 'language'.* and `tag_column` from: .*to.code"
-    ):
-        load_pairs(text)
-
-
 def test_tag_column_of_two_files_is_refused():
     with pytest.raises(ValueError, match="got the `tag_column` 'to' for 'a' and 'b'"):
         ParallelText(("a", "b"), tag_column="to")

@@ -18,7 +18,6 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text import training_data
-from vanilla_transformer_tools.text.parallel_text import ParallelText, read_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TokenBatchStream
 from vanilla_transformer_tools.training.run import train
@@ -251,18 +250,6 @@ def dataset_folder(tmp_path) -> Path:
         lines = [json.dumps(record) for record in records[5 * part : 5 * part + 5]]
         (folder / f"train-{part}.jsonl").write_text("\n".join(lines))
     return folder
-
-
-def test_pairs_of_files_are_read_while_they_are_asked_for(tmp_path):
-    (tmp_path / "longer").write_text("a\nb\nc\n")
-    (tmp_path / "shorter").write_text("A\nB\n")
-    text = ParallelText((str(tmp_path / "longer"), str(tmp_path / "shorter")))
-
-    pairs = read_pairs(text)
-
-    assert list(islice(pairs, 2)) == [("a", "A"), ("b", "B")]
-    with pytest.raises(ValueError, match=r"same number of lines, got 3 in .* and 2 in"):
-        next(pairs)
 
 
 # Training

@@ -171,22 +171,6 @@ def test_full_disk_is_named_and_leaves_no_entry(cache, tokenizers):
     assert entries(cache) == []
 
 
-def test_two_runs_at_once_leave_one_whole_entry(cache, tokenizers, monkeypatch):
-    results = []
-
-    def store_ids_after_another_run(*arguments):
-        monkeypatch.setattr(token_cache, "store_ids", store_ids)
-        results.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
-        return store_ids(*arguments)
-
-    monkeypatch.setattr(token_cache, "store_ids", store_ids_after_another_run)
-
-    results.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
-
-    assert results[0][:] == results[1][:]
-    assert len(entries(cache)) == 1
-
-
 def test_process_reads_what_the_first_of_its_machine_tokenised(
     cache, tokenizers, tokenized, monkeypatch
 ):

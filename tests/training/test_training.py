@@ -25,7 +25,6 @@ from vanilla_transformer_tools.translation import Translator
 
 from ..support.training_runs import (
     SIZES,
-    VALIDATION_LINES,
     assert_same_weights,
     build_arguments,
     build_settings,
@@ -312,14 +311,6 @@ def test_symbols_are_in_the_vocabulary_and_pairs_that_are_cut_off_are_counted(
     assert f"300, {run['truncated_pairs']} of them cut" in capsys.readouterr().out
     trained = VanillaTransformerTokenizer.from_pretrained(folder)
     assert trained.tokenize("{name}<ph>")[-2:] == ["{name}", "<ph>"]
-
-
-def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_path):
-    run_training(corpus, tmp_path, {"max_minutes": 0.0}, num_train_epochs=9)
-
-    assert read_json(tmp_path / "run.json")["updates"] == 1
-    assert read_json(tmp_path / "results.json")["validation"]["lines"] == VALIDATION_LINES
-    assert_same_weights(tmp_path, tmp_path / "checkpoint-1")
 
 
 def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_scored, tmp_path):
