@@ -210,13 +210,9 @@ def _write_pairs(settings: DistilSettings, folder: Path) -> None:
     if settings.nearest == "bleu":
         # Some lines are enough to see the script.
         lines = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
-        tokenizer = resolve(
-            settings.bleu_tokenize,
-            lines,
-            *(settings.target_language, *settings.language[1:2]),
-            is_tokenized=settings.pretokenized,
-        )
-        similarity = BLEU(effective_order=True, tokenize=tokenizer.name, force=True)
+        languages = [settings.target_language, *settings.language[1:2]]
+        tokenizer = resolve(settings.bleu_tokenize, lines, languages, settings.pretokenized).name
+        similarity = BLEU(effective_order=True, tokenize=tokenizer, force=True)
     pairs = [folder / name for name in PAIR_FILES]
     counts = write_pairs(
         pairs,

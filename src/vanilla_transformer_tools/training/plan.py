@@ -39,6 +39,7 @@ from vanilla_transformer_tools.saved_folder import RUN_FILE, read_run
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
 from vanilla_transformer_tools.text.filters import Corpus
+from vanilla_transformer_tools.text.parallel_text import holds_both_sides
 from vanilla_transformer_tools.training.auto_settings import (
     Decision,
     decisions_on_record,
@@ -277,12 +278,10 @@ def _choose_tokenizers(
             chosen[name] = BleuTokenizer(**recorded[name])
             continue
         *_, file = settings.paths_of_validation[name]
-        chosen[name] = resolve(
-            settings.bleu_tokenize,
-            pairs["target"][:],
-            *(settings.target_language, language_of_file(file), *settings.language[1:2]),
-            is_tokenized=settings.pretokenized,
-        )
+        of_file = None if holds_both_sides(file) else language_of_file(file)
+        languages = [settings.target_language, of_file, *settings.language[1:2]]
+        references = pairs["target"][:]
+        chosen[name] = resolve(settings.bleu_tokenize, references, languages, settings.pretokenized)
     return chosen
 
 
