@@ -10,10 +10,14 @@ from datasets import Dataset
 
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import CACHE_VARIABLE
-from vanilla_transformer_tools.text import token_cache, token_ids
+from vanilla_transformer_tools.text import token_ids
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
-from vanilla_transformer_tools.text.token_cache import cached_ids, cached_tokenizer
-from vanilla_transformer_tools.text.token_ids import store_ids, tokenize_pairs
+from vanilla_transformer_tools.text.token_ids import (
+    cached_ids,
+    cached_tokenizer,
+    store_ids,
+    tokenize_pairs,
+)
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..support.full_disk import small_files
@@ -46,7 +50,7 @@ def tokenized(monkeypatch):
 
     monkeypatch.setattr(token_ids, "PairEncoder", Recorder)
     # Names are made from the ids of a sample.
-    monkeypatch.setattr(token_cache, "encode_pairs", lambda *_: {})
+    monkeypatch.setattr(token_ids, "encode_pairs", lambda *_: {})
     return sizes
 
 
@@ -102,7 +106,7 @@ def test_saved_tokenizer_finds_the_entry_of_the_fresh_one(cache, tmp_path, kind)
 )
 def test_changed_text_is_tokenised_anew(cache, tokenizers, monkeypatch, changed):
     # Otherwise the ids of the sample would differ.
-    monkeypatch.setattr(token_cache, "_SAMPLE", 1)
+    monkeypatch.setattr(token_ids, "_SAMPLE", 1)
     cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
 
     ids, _ = cached_ids(pairs_of(changed), tokenizers, max_length=9)
@@ -112,7 +116,7 @@ def test_changed_text_is_tokenised_anew(cache, tokenizers, monkeypatch, changed)
 
 
 def test_changed_tokenizer_or_setting_or_tag_is_tokenised_anew(cache, tokenizers, monkeypatch):
-    monkeypatch.setattr(token_cache, "_SAMPLE", 1)
+    monkeypatch.setattr(token_ids, "_SAMPLE", 1)
     # All tokenizers give the sample the same ids.
     plain = [("", ""), *PAIRS]
     german = [(*pair, "de") for pair in plain]
@@ -135,9 +139,7 @@ def test_changed_tokenizer_or_setting_or_tag_is_tokenised_anew(cache, tokenizers
 def test_tokenizer_that_encodes_otherwise_gets_an_entry_of_its_own(cache, tokenizers, monkeypatch):
     cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
     # Languages that are chosen for a tokenizer may be no part of its file.
-    monkeypatch.setattr(
-        token_cache, "encode_pairs", lambda *_: {"input_ids": [[7]], "labels": [[8]]}
-    )
+    monkeypatch.setattr(token_ids, "encode_pairs", lambda *_: {"input_ids": [[7]], "labels": [[8]]})
 
     cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
 
@@ -179,12 +181,12 @@ def test_process_reads_what_the_first_of_its_machine_tokenised(
     @contextmanager
     def after_the_first_process():
         with monkeypatch.context() as patched:
-            patched.setattr(token_cache, "PartialState", PartialState)
+            patched.setattr(token_ids, "PartialState", PartialState)
             of_the_first.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
         yield
 
     state = SimpleNamespace(local_main_process_first=after_the_first_process)
-    monkeypatch.setattr(token_cache, "PartialState", lambda: state)
+    monkeypatch.setattr(token_ids, "PartialState", lambda: state)
 
     ids, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
 
@@ -193,7 +195,7 @@ def test_process_reads_what_the_first_of_its_machine_tokenised(
 
 
 def test_entries_that_were_not_used_for_longest_are_deleted(cache, tokenizers, monkeypatch):
-    monkeypatch.setattr(token_cache, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(token_ids, "MOST_ENTRIES", 2)
 
     def use(max_length):
         cached_ids(pairs_of(PAIRS), tokenizers, max_length=max_length)
@@ -213,7 +215,7 @@ def test_nothing_is_kept_when_it_cannot_or_shall_not_be(cache, tokenizers, monke
     if how == "variable":
         monkeypatch.setenv(CACHE_VARIABLE, "")
     elif how == "datasets":
-        monkeypatch.setattr(token_cache.datasets, "is_caching_enabled", lambda: False)
+        monkeypatch.setattr(token_ids.datasets, "is_caching_enabled", lambda: False)
     else:
         cache.parent.write_text("no folder")
 
@@ -292,7 +294,7 @@ def test_vocabulary_depends_on_text_sides_and_settings(cache, learned):
 
 def test_vocabulary_of_other_versions_is_learned_anew(cache, learned, monkeypatch):
     cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
-    monkeypatch.setattr(token_cache, "version", lambda name: f"another {name}")
+    monkeypatch.setattr(token_ids, "version", lambda name: f"another {name}")
 
     cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
 
@@ -317,8 +319,8 @@ def test_vocabulary_that_was_cut_or_changed_is_learned_anew(cache, learned):
 def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(
     cache, learned, monkeypatch
 ):
-    monkeypatch.setattr(token_cache, "MOST_LEARNED_PAIRS", 30)
-    monkeypatch.setattr(token_cache, "ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(token_ids, "MOST_LEARNED_PAIRS", 30)
+    monkeypatch.setattr(token_ids, "ROWS_AT_A_TIME", 7)
     rows = [(f"s{number}", f"t{number}") for number in range(100)]
 
     monkeypatch.setenv(CACHE_VARIABLE, "")
@@ -333,7 +335,7 @@ def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(
 
 
 def test_vocabularies_and_ids_do_not_push_each_other_out(cache, tokenizers, monkeypatch):
-    monkeypatch.setattr(token_cache, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(token_ids, "MOST_ENTRIES", 1)
 
     for size in (270, 280):
         cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS | {"vocab_size": size})

@@ -18,8 +18,7 @@ from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import COLUMNS
-from vanilla_transformer_tools.text.token_cache import cached_ids
-from vanilla_transformer_tools.text.token_ids import PairEncoder, pair_lengths
+from vanilla_transformer_tools.text.token_ids import PairEncoder, cached_ids, pair_lengths
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 # The tokenizer's output takes hundreds of bytes per token.

@@ -42,7 +42,7 @@ from vanilla_transformer_tools.settings import (
     PRESETS,
     TrainSettings,
 )
-from vanilla_transformer_tools.text.token_cache import cached_tokenizer
+from vanilla_transformer_tools.text.token_ids import cached_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
 
