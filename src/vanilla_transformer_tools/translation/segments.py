@@ -22,8 +22,6 @@ _NO_BLANK_AFTER = re.compile(
 
 Text = TypeVar("Text")
 
-_BLANK_OF_HTML = "&nbsp;"
-
 # First guess of the characters of a token; most text has fewer.
 _CHARACTERS = 8
 
@@ -77,8 +75,7 @@ def join_pieces(translations: Sequence[str]) -> str:
     """
     line = ""
     for text in translations:
-        has_blank = line.endswith(_BLANK_OF_HTML) or text.startswith(_BLANK_OF_HTML)
-        needs_blank = line and text and not (has_blank or line[-1].isspace() or text[0].isspace())
+        needs_blank = line and text and not (line[-1].isspace() or text[0].isspace())
         line += " " * bool(needs_blank and not _NO_BLANK_AFTER.match(line[-1])) + text
     return line
 
