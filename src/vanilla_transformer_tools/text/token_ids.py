@@ -242,9 +242,9 @@ class PairEncoder:
             )
         # As `Translator` takes them off.
         sources, targets = (list(map(without_blank_ends, pairs[name])) for name in COLUMNS[:2])
-        encoded = self._source(sources)
-        source = [[*prefix, *ids] for prefix, ids in zip(prefixes, encoded, strict=True)]
-        target = self._target(targets)
+        source, target = self._source(sources), self._target(targets)
+        if prefixes[0]:
+            source = [[*prefix, *ids] for prefix, ids in zip(prefixes, source, strict=True)]
         is_truncated = [
             max(map(len, pair)) > max_length for pair in zip(source, target, strict=True)
         ]
