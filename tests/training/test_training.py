@@ -20,6 +20,7 @@ from vanilla_transformer_tools.text.filters import read_corpus
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.averaging import average_checkpoints
+from vanilla_transformer_tools.training.reports import plot_curves
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
 
@@ -47,7 +48,9 @@ def model_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A model that was trained for six epochs and translates half right."""
     # Batches of validation whose translations are of unequal length.
     given = {"num_train_epochs": 6, "seed": SEED, "per_device_eval_batch_size": 7}
-    return run_training(corpus, tmp_path_factory.mktemp("model"), **given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "plot_curves", plot_curves)
+        return run_training(corpus, tmp_path_factory.mktemp("model"), **given)
 
 
 @pytest.fixture(scope="module")
