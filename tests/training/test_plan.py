@@ -26,7 +26,6 @@ from vanilla_transformer_tools.sharing.privacy import find_disclosures
 from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.training import auto_settings
 from vanilla_transformer_tools.training import plan as module
-from vanilla_transformer_tools.training.auto_settings import Decision
 from vanilla_transformer_tools.training.plan import (
     PLANNED_SHARE,
     choose_batch_size,
@@ -293,7 +292,6 @@ def choose(
     accumulated=1,
     processes=1,
     pairs=1_000_000,
-    planned=None,
     device=CUDA,
     **settings: Any,
 ):
@@ -309,8 +307,7 @@ def choose(
     )
     settings = TrainSettings(**settings)
     config = model_of(settings.preset).config
-    decisions = [Decision("max_tokens_per_batch", planned, "")] if planned else []
-    return choose_batch_size(settings, arguments, config, pairs, decisions)
+    return choose_batch_size(settings, arguments, config, pairs)
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,9 @@ def plan_run(
     tokens, reason = settings.max_tokens_per_batch or known, ""
     if not tokens:
         number = None if settings.streaming else len(pairs)
-        tokens, reason = choose_batch_size(settings, arguments, config, number, decisions)
+        chosen = {decision.option: decision.value for decision in decisions}
+        planned = chosen.get("max_tokens_per_batch")
+        tokens, reason = choose_batch_size(settings, arguments, config, number, planned)
     settings = replace(settings, max_tokens_per_batch=tokens)
     run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
     if checkpoint:
@@ -303,7 +305,7 @@ def choose_batch_size(
     arguments: TrainingArguments,
     config: VanillaTransformerConfig,
     pairs: int | None,
-    decisions: Collection[Decision] = (),
+    planned: int | None = None,
 ) -> tuple[int, str]:
     """Tokens of a batch that the user did not choose: of the rule or the device, if they fit.
 
@@ -312,14 +314,12 @@ def choose_batch_size(
         arguments: Trainer's arguments.
         config: The model's config.
         pairs: Number of training pairs; None for a stream.
-        decisions: Decisions of --minutes, of which one may be on the batches.
+        planned: Tokens that a rule of --minutes chose; None: none did.
 
     Returns:
         Source plus target tokens of a batch, over all processes together, and the reason, which is
         empty where there is nothing to explain.
     """
-    chosen = {decision.option: decision.value for decision in decisions}
-    planned = chosen.get("max_tokens_per_batch")
     free = free_memory(arguments.device)
     if free is None:
         return planned or TOKENS, ""
