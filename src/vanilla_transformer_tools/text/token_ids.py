@@ -191,8 +191,7 @@ def store_ids(
     def batches() -> Iterator[pa.RecordBatch]:
         with tqdm(total=len(dataset), desc="Tokenize", unit=" pairs") as bar:
             for table in dataset.with_format("arrow").iter(ROWS_AT_A_TIME):
-                columns = encoder(table.to_pydict())
-                yield pa.record_batch(columns, schema=_SCHEMA)
+                yield pa.RecordBatch.from_pydict(encoder(table.to_pydict()), schema=_SCHEMA)
                 bar.update(len(table))
 
     with progress_bars_only_on_terminals():
@@ -221,7 +220,7 @@ class PairEncoder:
         if not (tokenizers.is_joint and isinstance(self._source, _ByWords)):
             self._target = _line_encoder(tokenizers.target, "text_target")
 
-    def __call__(self, pairs: Mapping[str, list[str]]) -> dict[str, pa.Array]:
+    def __call__(self, pairs: Mapping[str, list[str]]) -> dict[str, list[Any]]:
         """Token ids of pairs in memory, without blank ends, and which pairs were truncated.
 
         Args:
@@ -251,18 +250,17 @@ class PairEncoder:
         # The tokenizer would not count what it truncates, and would keep truncating later texts.
         ends = [end_length(side) for side in (self._tokenizers.source, self._tokenizers.target)]
         return {
-            "input_ids": pa.array([truncate(ids, max_length, ends[0]) for ids in source], _TOKENS),
-            "labels": pa.array([truncate(ids, max_length, ends[1]) for ids in target], _TOKENS),
-            "is_truncated": pa.array(is_truncated),
+            "input_ids": [truncate(ids, max_length, ends[0]) for ids in source],
+            "labels": [truncate(ids, max_length, ends[1]) for ids in target],
+            "is_truncated": is_truncated,
         }
 
 
 def encode_pairs(
     pairs: Mapping[str, list[str]], tokenizers: TokenizerPair, max_length: int
 ) -> dict[str, list[Any]]:
-    """As `PairEncoder` for a single batch, in lists."""
-    columns = PairEncoder(tokenizers, max_length)(pairs)
-    return {name: column.to_pylist() for name, column in columns.items()}
+    """As `PairEncoder`, for a single batch."""
+    return PairEncoder(tokenizers, max_length)(pairs)
 
 
 class _ByWords:
