@@ -159,7 +159,8 @@ def train(corpus, folder):
     validation = [corpus / f"validation.{language}" for language in ("de", "en")]
     options = [*training_options(corpus), "--validation", *validation, "--output_dir", folder]
     options += ["--disable_tqdm", "false", "--early_stopping_patience", "2"]
-    options += ["--num_train_epochs", "2", "--logging_steps", "10"]
+    options += ["--num_train_epochs", "2", "--logging_steps", "2"]
+    options += ["--max_tokens_per_batch", "3000", "--max_validation_pairs", "4"]
     main(["train", *map(str, options)])
 
 
