@@ -160,7 +160,7 @@ def train(corpus, folder):
     options = [*training_options(corpus), "--validation", *validation, "--output_dir", folder]
     options += ["--disable_tqdm", "false", "--early_stopping_patience", "2"]
     options += ["--num_train_epochs", "2", "--logging_steps", "2"]
-    options += ["--max_tokens_per_batch", "3000", "--max_validation_pairs", "4"]
+    options += ["--max_tokens_per_batch", "4000", "--max_validation_pairs", "4"]
     main(["train", *map(str, options)])
 
 
@@ -174,7 +174,7 @@ def test_run_in_a_pipe_prints_a_line_for_each_report(corpus, tmp_path, capfd, ca
     assert "\r" not in out
     lines = out[out.index("counted)") :].splitlines()[1:]
     assert re.fullmatch(
-        r"step +\d+/(\d+)  epoch \d\.\d\d  loss \d\.\d{3}  learning rate \d\.\d\de-\d\d  "
+        r"step \d+/(\d+)  epoch \d\.\d\d  loss \d\.\d{3}  learning rate \d\.\d\de-\d\d  "
         r"[\d,]+ tokens/s  \d\d:\d\d left",
         lines[0],
     )
