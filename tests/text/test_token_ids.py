@@ -71,7 +71,8 @@ def test_ids_are_those_of_the_tokenizer_for_whole_lines(options, by_words, monke
     # Lines of the first part occur again in the last one.
     for first in (0, 100, 200, 300, 0):
         part = lines[first : first + 100]
-        columns = encoder({"source": part, "target": part[::-1], **tagged})
+        encoded = encoder({"source": part, "target": part[::-1], **tagged})
+        columns = {name: column.to_pylist() for name, column in encoded.items()}
         expected = tokenizer([without_blank_ends(line) for line in part])["input_ids"]
         assert [ids[len(tagged) :] for ids in columns["input_ids"]] == expected
         assert columns["labels"] == expected[::-1]

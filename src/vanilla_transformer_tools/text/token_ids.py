@@ -7,6 +7,7 @@ deleted at any time.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections import Counter
@@ -16,7 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import datasets
 import numpy as np
@@ -57,6 +58,9 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_len
 # words are among them.
 _MOST_WORDS = 100_000
 
+_Ids = TypeVar("_Ids", list[int], bytes)
+# Of a packed id.
+_BYTES = 4
 _TOKENS = pa.list_(pa.int32())
 _SCHEMA = pa.schema([("input_ids", _TOKENS), ("labels", _TOKENS), ("is_truncated", pa.bool_())])
 
@@ -191,7 +195,7 @@ def store_ids(
     def batches() -> Iterator[pa.RecordBatch]:
         with tqdm(total=len(dataset), desc="Tokenize", unit=" pairs") as bar:
             for table in dataset.with_format("arrow").iter(ROWS_AT_A_TIME):
-                yield pa.RecordBatch.from_pydict(encoder(table.to_pydict()), schema=_SCHEMA)
+                yield pa.record_batch(encoder(table.to_pydict()), schema=_SCHEMA)
                 bar.update(len(table))
 
     with progress_bars_only_on_terminals():
@@ -202,6 +206,18 @@ def count_truncated(tokenized: Dataset) -> int:
     """Number of pairs with a truncated side, of a dataset from `store_ids`."""
     tables = tokenized.select_columns("is_truncated").with_format("arrow").iter(ROWS_AT_A_TIME)
     return sum(pc.sum(table["is_truncated"]).as_py() for table in tables)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Lists of ids are in no circle, but so many that the collector takes as long as they do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class PairEncoder:
@@ -220,7 +236,8 @@ class PairEncoder:
         if not (tokenizers.is_joint and isinstance(self._source, _ByWords)):
             self._target = _line_encoder(tokenizers.target, "text_target")
 
-    def __call__(self, pairs: Mapping[str, list[str]]) -> dict[str, list[Any]]:
+    @_without_garbage_collection()
+    def __call__(self, pairs: Mapping[str, list[str]]) -> dict[str, pa.Array]:
         """Token ids of pairs in memory, without blank ends, and which pairs were truncated.
 
         Args:
@@ -243,24 +260,36 @@ class PairEncoder:
         sources, targets = (list(map(without_blank_ends, pairs[name])) for name in COLUMNS[:2])
         source, target = self._source(sources), self._target(targets)
         if prefixes[0]:
-            source = [[*prefix, *ids] for prefix, ids in zip(prefixes, source, strict=True)]
-        is_truncated = [
-            max(map(len, pair)) > max_length for pair in zip(source, target, strict=True)
-        ]
+            source = [_packed(prefix) + ids for prefix, ids in zip(prefixes, source, strict=True)]
+        most = _BYTES * max_length
+        is_truncated = [max(map(len, pair)) > most for pair in zip(source, target, strict=True)]
         # The tokenizer would not count what it truncates, and would keep truncating later texts.
         ends = [end_length(side) for side in (self._tokenizers.source, self._tokenizers.target)]
         return {
-            "input_ids": [truncate(ids, max_length, ends[0]) for ids in source],
-            "labels": [truncate(ids, max_length, ends[1]) for ids in target],
-            "is_truncated": is_truncated,
+            "input_ids": _in_arrow([truncate(ids, most, _BYTES * ends[0]) for ids in source]),
+            "labels": _in_arrow([truncate(ids, most, _BYTES * ends[1]) for ids in target]),
+            "is_truncated": pa.array(is_truncated),
         }
 
 
 def encode_pairs(
     pairs: Mapping[str, list[str]], tokenizers: TokenizerPair, max_length: int
 ) -> dict[str, list[Any]]:
-    """As `PairEncoder`, for a single batch."""
-    return PairEncoder(tokenizers, max_length)(pairs)
+    """As `PairEncoder` for a single batch, in lists."""
+    columns = PairEncoder(tokenizers, max_length)(pairs)
+    return {name: column.to_pylist() for name, column in columns.items()}
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    """Ids as 32-bit numbers one after another, which are joined in less time than lists."""
+    return np.array(ids, np.int32).tobytes()
+
+
+def _in_arrow(lines: list[bytes]) -> pa.ListArray:
+    """The packed ids of each line, as a column."""
+    offsets = np.cumsum([0, *map(len, lines)]) // _BYTES
+    ids = np.frombuffer(b"".join(lines), np.int32)
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), ids)
 
 
 class _ByWords:
@@ -271,36 +300,33 @@ class _ByWords:
 
     def __init__(self, tokenizer: VanillaTransformerTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: dict[str, list[int]] = {}
+        self._ids: dict[str, bytes] = {}
 
-    def __call__(self, lines: list[str]) -> list[list[int]]:
+    def __call__(self, lines: list[str]) -> list[bytes]:
         rows = list(map(self._tokenizer.independent_parts, lines))
         unseen = list({*chain.from_iterable(rows)} - self._ids.keys())
         # Tokenizers refuse to encode nothing.
         if unseen:
             options = {"add_special_tokens": False, "return_attention_mask": False}
             encoded = self._tokenizer(unseen, verbose=False, **options)["input_ids"]
-            self._ids.update(zip(unseen, encoded, strict=True))
-        ids_of, end = self._ids.__getitem__, self._tokenizer.eos_token_id
-        ids = [[*chain.from_iterable(map(ids_of, row)), end] for row in rows]
+            self._ids.update(zip(unseen, map(_packed, encoded), strict=True))
+        ids_of, end = self._ids.__getitem__, _packed([self._tokenizer.eos_token_id])
+        ids = [b"".join(map(ids_of, row)) + end for row in rows]
         if len(self._ids) > _MOST_WORDS:
             for word in unseen:
                 del self._ids[word]
         return ids
 
 
-def _by_lines(
-    tokenizer: PreTrainedTokenizerBase, argument: str, lines: list[str]
-) -> list[list[int]]:
+def _by_lines(tokenizer: PreTrainedTokenizerBase, argument: str, lines: list[str]) -> list[bytes]:
     """Encodes with any tokenizer, which is called on whole lines."""
     options = {argument: lines, "return_attention_mask": False, "verbose": False}
-    ids: list[list[int]] = tokenizer(**options)["input_ids"]
-    return ids
+    return list(map(_packed, tokenizer(**options)["input_ids"]))
 
 
 def _line_encoder(
     tokenizer: PreTrainedTokenizerBase, argument: str
-) -> Callable[[list[str]], list[list[int]]]:
+) -> Callable[[list[str]], list[bytes]]:
     if isinstance(tokenizer, VanillaTransformerTokenizer) and has_independent_parts(tokenizer):
         return _ByWords(tokenizer)
     return partial(_by_lines, tokenizer, argument)
@@ -366,9 +392,9 @@ def source_prefixes(
     return [prefixes[language] for language in named]
 
 
-def truncate(ids: list[int], max_length: int, end: int = 1) -> list[int]:
-    """Keeps at most `max_length` tokens, including the `end` ones at the end, such as `</s>`."""
-    return ids if len(ids) <= max_length else [*ids[: max_length - end], *ids[-end:]]
+def truncate(ids: _Ids, most: int, end: int = 1) -> _Ids:
+    """Keeps at most `most` tokens or bytes, the `end` ones at the end, such as `</s>`, included."""
+    return ids if len(ids) <= most else ids[: most - end] + ids[-end:]
 
 
 def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:

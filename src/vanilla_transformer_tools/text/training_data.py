@@ -138,10 +138,10 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             texts = dict(zip(COLUMNS, map(list, zip(*part, strict=True)), strict=False))
             columns = self._encoder(texts)
             sides = (columns[name] for name in ("input_ids", "labels"))
-            # In lists, ids may be objects of their own, of 28 bytes.
-            compact = ((np.array(ids, np.int32) for ids in side) for side in sides)
-            rows += zip(*compact, strict=True)
-            truncated += sum(columns["is_truncated"])
+            # The ids of each line, in the memory of the column.
+            lines = (np.split(one.values.to_numpy(), one.offsets.to_numpy()[1:-1]) for one in sides)
+            rows += zip(*lines, strict=True)
+            truncated += columns["is_truncated"].true_count
         return rows, truncated
 
     def _sampler(self, buffer: list[EncodedPair]) -> TokenBatchSampler:
