@@ -73,7 +73,7 @@ def arrival(folder: Path, metric: str, target: float) -> Arrival:
     # Imported late: they load torch.
     from vanilla_transformer_tools.evaluation.metrics import METRICS
     from vanilla_transformer_tools.saved_folder import LOG_FILE, RUN_FILE, read_object
-    from vanilla_transformer_tools.training.run_record import read_log
+    from vanilla_transformer_tools.training.reports import read_log
 
     run = read_object(folder / RUN_FILE)
     if run["parameters"] > MOST_PARAMETERS:

@@ -47,6 +47,8 @@ from vanilla_transformer_tools.files import (
 # Written by training beside weights, tokenizer and code.
 RUN_FILE = "run.json"
 LOG_FILE = "log.jsonl"
+# A picture of the log.
+CURVES_FILE = "curves.svg"
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
 

@@ -5,7 +5,7 @@ import pytest
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.service.translators import RequestKind, ServedLanguages, Translators
-from vanilla_transformer_tools.text.languages import target_tags
+from vanilla_transformer_tools.text.tokenizer_pair import target_tags
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 

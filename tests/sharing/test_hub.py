@@ -24,7 +24,7 @@ from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.model_card import write_model_card
 from vanilla_transformer_tools.sharing.push import push
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.run_record import describe_run
+from vanilla_transformer_tools.training.plan import describe_run
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import Model, build_variant

@@ -16,10 +16,9 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
 from vanilla_transformer_tools.text.filters import drop_rules, filter_pairs
-from vanilla_transformer_tools.text.languages import language_prefix
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_prefix
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
 
@@ -163,15 +162,6 @@ def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
     expected += r" .* cut -f 1-3 old.tsv > new.tsv$" if tabs > 2 else "$"
     with pytest.raises(ValueError, match=expected):
         load_pairs(ParallelText((path,), tag_column="tag"))
-
-
-def test_missing_tag_column_is_refused_with_its_option(tmp_path):
-    text = ParallelText((write_parquet(tmp_path),), tag_column="language")
-
-    with pytest.raises(
-        ValueError, match=r"no column 'language'.* and `tag_column` from: .*to.code"
-    ):
-        load_pairs(text)
 
 
 def test_tag_column_of_two_files_is_refused():

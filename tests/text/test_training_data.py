@@ -1,21 +1,41 @@
-"""What the trainer reads: the same attributes of pairs stored, drawn anew, or streamed."""
+"""What the trainer reads: pairs that are stored, drawn anew, or streamed, and runs on a stream."""
 
+import json
+import re
+from collections import Counter
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import datasets
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text import training_data
 from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.text.training_data import build_data
+from vanilla_transformer_tools.text.training_data import TokenBatchStream, build_data
+from vanilla_transformer_tools.training.run import train
+
+from ..support.training_runs import (
+    MOMENT,
+    build_arguments,
+    build_settings,
+    checkpoints_of,
+    read_json,
+    read_log,
+    weights_of,
+)
 
 # Sources of letters, targets of digits; in the last pair both sides are too long.
 PAIRS = [("ab" * (1 + n % 3), "12" * (1 + n % 4)) for n in range(39)] + [("b" * 30, "2" * 30)]
@@ -125,3 +145,313 @@ def test_processes_share_each_batch(tokenizers, rate):
 
     assert sorted(np.concatenate([*rows[0], *rows[1]]).tolist()) == list(range(40))
     assert len(rows[0]) == len(rows[1]) == shares[0].batches
+
+
+# Streams
+
+MAX_LENGTH = 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> VanillaTransformerTokenizer:
+    """One token for each character."""
+    return VanillaTransformerTokenizer.train(["0123456789x"], vocab_size=20, kind="char")
+
+
+def number_pairs(size: int) -> list[tuple[str, str]]:
+    """Sources are the number of the pair and filling; both sides are skewed in length."""
+    rng = np.random.default_rng(7)
+    fill = np.minimum(14, rng.gamma(2, 2, (size, 2))).astype(int).tolist()
+    return [(f"{number}{'x' * s}", f"{'x' * t}") for number, (s, t) in enumerate(fill)]
+
+
+@pytest.fixture
+def stream_of(tokenizer):
+    """Makes a stream of 600 pairs; a pass over them fills three buffers."""
+
+    def make_stream(pairs=None, **changes):
+        read = pairs if callable(pairs) else (lambda: iter(pairs or number_pairs(600)))
+        given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 200, "seed": 0}
+        return TokenBatchStream(read, TokenizerPair.joint(tokenizer), **given | changes)
+
+    return make_stream
+
+
+@pytest.fixture
+def numbers_in(tokenizer):
+    """Tells the numbers of the pairs in a batch of a stream."""
+
+    def read(batch):
+        texts = tokenizer.batch_decode([row["input_ids"] for row in batch], True)
+        return [int(text.rstrip("x")) for text in texts]
+
+    return read
+
+
+@pytest.fixture
+def first_numbers(numbers_in):
+    """Tells the numbers of the pairs in the first batches that hold at least so many."""
+
+    def read(stream, pairs):
+        batches, total = [], 0
+        for batch in stream:
+            batches.append(numbers_in(batch))
+            total += len(batch)
+            if total >= pairs:
+                return batches
+
+    return read
+
+
+def cost(*shares):
+    """Tokens of a batch, padding counted."""
+    rows = list(chain(*shares))
+    longest = (max(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
+    return len(rows) * sum(longest)
+
+
+# The batches
+
+
+def test_buffer_goes_on_with_the_next_pass(stream_of, first_numbers):
+    # Seven passes over 30 pairs are one buffer and ten pairs of the next.
+    batches = first_numbers(stream_of(number_pairs(30), max_tokens=60), 200)
+
+    times = Counter(chain(*batches))
+    assert sum(times.values()) == 200
+    assert times == {number: 7 if number < 20 else 6 for number in range(30)}
+
+
+def test_each_buffer_holds_the_next_pairs_once_and_mixes_them(stream_of, first_numbers):
+    numbers = list(chain(*first_numbers(stream_of(), 600)))
+
+    for first in (0, 200, 400):
+        assert sorted(numbers[first : first + 200]) == list(range(first, first + 200))
+    assert abs(np.corrcoef(numbers[:200], range(200))[0, 1]) < 0.3
+
+
+def test_batches_differ_between_passes(stream_of, first_numbers):
+    batches = first_numbers(stream_of(buffer_size=600), 1200)
+
+    half = len(batches) // 2
+    first, second = (set(map(frozenset, part)) for part in (batches[:half], batches[half:]))
+    assert len(first & second) < 0.5 * half
+
+
+def test_batches_are_reproduced_by_the_seed(stream_of, first_numbers):
+    stream = stream_of(seed=3)
+
+    assert first_numbers(stream, 700) == first_numbers(stream, 700)
+    assert first_numbers(stream, 700) == first_numbers(stream_of(seed=3), 700)
+    assert first_numbers(stream, 700) != first_numbers(stream_of(seed=4), 700)
+
+
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_processes_share_pairs_budget_and_buffer(stream_of, numbers_in, num_processes):
+    read = []
+    for index in range(num_processes):
+        # No number of processes divides 601, and their buffers together hold this many passes.
+        sharing = {"num_processes": num_processes, "process_index": index}
+        stream = stream_of(number_pairs(601), buffer_size=num_processes * 601, **sharing)
+        batches = list(islice(stream, stream.batches_per_buffer))
+
+        read += chain(*map(numbers_in, batches))
+        assert stream.buffer_size == 601
+        costs = [cost(batch) for batch in batches]
+        assert max(costs) <= 300 // num_processes < 1.5 * np.mean(costs)
+
+    assert Counter(read) == dict.fromkeys(range(601), num_processes)
+
+
+def test_process_tokenises_its_share_alone(stream_of, monkeypatch):
+    tokenised = []
+    encode = training_data.PairEncoder.__call__
+
+    def record(encoder, texts):
+        tokenised.extend(texts["source"])
+        return encode(encoder, texts)
+
+    monkeypatch.setattr(training_data.PairEncoder, "__call__", record)
+
+    stream = stream_of(num_processes=2, process_index=1)
+    list(islice(stream, stream.batches_per_buffer))
+
+    numbers = [int(source.rstrip("x")) for source in tokenised]
+    assert numbers[:100] == list(range(1, 200, 2))
+    assert all(number % 2 for number in numbers)
+
+
+def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(stream_of):
+    taken = []
+
+    def read():
+        for pair in number_pairs(5000):
+            taken.append(pair)
+            yield pair
+
+    stream = stream_of(read)
+    taken.clear()
+    used, ahead, marks = 0, [], []
+    for batch in islice(stream, 60):
+        ahead.append(len(taken) - used)
+        marks.append(len(taken))
+        used += len(batch)
+
+    assert max(ahead) <= 400
+    assert np.diff(marks).max() < 3 * np.diff(marks).mean()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_workers_yield_the_batches_of_the_main_process(stream_of, tokenizer):
+    def inputs_of(num_workers):
+        collate = DataCollatorForSeq2Seq(tokenizer)
+        loader = DataLoader(
+            stream_of(), batch_size=None, collate_fn=collate, num_workers=num_workers
+        )
+        return [batch["input_ids"].tolist() for batch in islice(loader, 45)]
+
+    assert inputs_of(2) == inputs_of(0)
+
+
+def test_long_sides_are_truncated_and_counted_in_the_first_buffer(
+    stream_of, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(training_data, "_PAIRS_AT_A_TIME", 7)
+    pairs = [("x" * (3 + n), "x" * (30 - n)) for n in range(20)]
+
+    stream = stream_of(pairs, buffer_size=20, max_length=17)
+
+    # A side is over 16 letters and `</s>` up to pair 13 in the target, from 14 on in the source.
+    assert stream.truncated_pairs == sum(max(len(s), len(t)) > 16 for s, t in pairs)
+    rows = list(chain(*islice(stream, stream.batches_per_buffer)))
+    assert max(len(ids) for row in rows for ids in row.values()) == 17
+    assert all(ids[-1] == tokenizer.eos_token_id for row in rows for ids in row.values())
+
+
+# What a stream refuses
+
+
+@pytest.mark.parametrize(("num_processes", "enough"), [(1, 40), (3, 120)])
+def test_budget_that_unlucky_buffers_would_not_fit_is_refused(stream_of, num_processes, enough):
+    # The worst: a buffer of nothing but longest pairs.
+    pairs = [("x" * 19, "x" * 19)] * 50
+    options = {"num_processes": num_processes, "buffer_size": 50}
+
+    with pytest.raises(ValueError, match=rf"at least {enough}, .*, got {enough - 1}"):
+        stream_of(pairs, max_tokens=enough - 1, **options)
+    assert len(list(islice(stream_of(pairs, max_tokens=enough, **options), 99))) == 99
+
+
+def test_buffer_smaller_than_the_processes_is_refused(stream_of):
+    with pytest.raises(ValueError, match="each of 2 processes, got a size of 1"):
+        stream_of(buffer_size=1, num_processes=2)
+    with pytest.raises(ValueError, match="each of 1 processes, got a size of 0"):
+        stream_of(buffer_size=0)
+
+
+# Where the pairs come from
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """Folder in which `datasets` would store its copies."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def dataset_folder(tmp_path) -> Path:
+    """A dataset of ten pairs in two files; both sides of the last one are the same."""
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    records = [{"translation": {"de": f"d{n}", "en": f"e{n}"}} for n in range(9)]
+    records.append({"translation": {"de": "same", "en": "same"}})
+    for part in range(2):
+        lines = [json.dumps(record) for record in records[5 * part : 5 * part + 5]]
+        (folder / f"train-{part}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+# Training
+
+
+def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) -> Path:
+    """Trains a minute model on a stream; `changes` are settings and arguments."""
+
+    of_stream = {"streaming": True, "shuffle_buffer": 100, "max_length": 60}
+    usual = build_settings(corpus, validated=validated, max_tokens_per_batch=500, **of_stream)
+    fields = TrainSettings.__dataclass_fields__
+    settings = replace(usual, **{name: changes.pop(name) for name in {*changes} & {*fields}})
+    arguments = {"max_steps": 6, "logging_steps": 2, **changes}
+    return train(settings, build_arguments(settings, folder, **arguments))
+
+
+def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys):
+    run(corpus, tmp_path, validated=True, max_steps=3, save_steps=2, eval_steps=2)
+
+    assert [one["step"] for one in read_log(tmp_path) if "eval_bleu" in one] == [2, 3]
+    assert checkpoints_of(tmp_path) == [2, 3]
+    record = read_json(tmp_path / "run.json")
+    assert (record["updates"], record["pairs"], record["epochs"]) == (3, None, None)
+    assert "A stream of pairs, 3 updates" in (tmp_path / "README.md").read_text()
+    plan = capsys.readouterr().out
+    assert "100 a buffer, 0 of them cut" in plan
+    assert re.search(rf"buffers end {MOMENT}\n", plan)
+
+
+def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path):
+    # The second part begins amid a buffer and ends in the second pass.
+    options = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "constant"}
+    whole = run(corpus, tmp_path / "whole", max_steps=9, **options)
+
+    resumed = run(corpus, tmp_path / "resumed", max_steps=5, **options)
+    run(corpus, resumed, max_steps=9, resume=True, **options)
+
+    torch.testing.assert_close(weights_of(resumed), weights_of(whole), rtol=0, atol=0)
+
+
+def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_copy(
+    corpus, dataset_folder, tmp_path, cache, monkeypatch
+):
+    passes = []
+
+    class Recorder(TokenBatchStream):
+        def __init__(self, read, *arguments, **options):
+            passes.append(list(read()))
+            super().__init__(read, *arguments, **options)
+
+    monkeypatch.setattr(training_data, "TokenBatchStream", Recorder)
+
+    run(
+        corpus,
+        tmp_path / "run",
+        train=[str(dataset_folder)],
+        source_column="translation.de",
+        target_column="translation.en",
+        filter_identical=True,
+        tokenizer_kind="word",
+        tokenizer_pairs=5,
+        max_steps=1,
+    )
+
+    assert passes == [[(f"d{n}", f"e{n}") for n in range(9)]]
+    vocabulary = AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab()
+    assert {"d0", "e0", "d4", "e4"} <= vocabulary.keys()
+    assert not {"d5", "e5", "d8", "e8"} & vocabulary.keys()
+    assert not list(cache.rglob("*.arrow"))
+
+
+def test_tag_comes_before_the_source_of_its_pair():
+    tokenizer = VanillaTransformerTokenizer.train(
+        ["abc"], vocab_size=20, kind="char", target_languages=["de", "en"]
+    )
+    rows = [("a" * n, "b" * n, ("de", "en")[n % 3 == 0]) for n in range(1, 9)]
+    given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 8, "seed": 0}
+
+    stream = TokenBatchStream(lambda: iter(rows), TokenizerPair.joint(tokenizer), **given)
+
+    read = [row for batch in islice(stream, stream.batches_per_buffer) for row in batch]
+    texts = [tokenizer.batch_decode([row[name] for row in read]) for name in read[0]]
+    expected = [(f"<2{tag}>{source}</s>", f"{target}</s>") for source, target, tag in rows]
+    assert sorted(zip(*texts, strict=True)) == sorted(expected)

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerState
 
 from vanilla_transformer_tools.saved_folder import load_model
-from vanilla_transformer_tools.training.run_record import read_log
+from vanilla_transformer_tools.training.reports import read_log
 from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer
 
 from ..support.training_runs import assert_same_weights, checkpoints_of, read_json, run_training

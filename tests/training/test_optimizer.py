@@ -10,7 +10,6 @@ from torch import nn
 from transformers import Trainer, get_linear_schedule_with_warmup
 
 from vanilla_transformer.layers_vanilla_transformer import fused_linear
-from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.optimizer import (
     MuonAndAdam,
     cut_up,
@@ -18,6 +17,7 @@ from vanilla_transformer_tools.training.optimizer import (
     muon_and_adam,
     orthogonalized,
 )
+from vanilla_transformer_tools.training.recipe import check_settings
 
 from ..conftest import build_variant
 from ..support.training_runs import (

@@ -1,7 +1,9 @@
-"""The plan of a run: every choice is made once, for a new run and for one that is resumed."""
+"""The plan of a run: every choice is made once, and recorded, for new runs and resumed ones."""
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +13,23 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import Tensor
+from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.evaluation import bleu_tokenizers
+from vanilla_transformer_tools.files import checksum
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.sharing.privacy import find_disclosures
 from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.training import auto_settings
 from vanilla_transformer_tools.training import plan as module
-from vanilla_transformer_tools.training.auto_settings import Decision
 from vanilla_transformer_tools.training.plan import (
     PLANNED_SHARE,
     choose_batch_size,
+    describe_run,
     estimated_memory,
     plan_run,
 )
@@ -287,7 +292,6 @@ def choose(
     accumulated=1,
     processes=1,
     pairs=1_000_000,
-    planned=None,
     device=CUDA,
     **settings: Any,
 ):
@@ -303,8 +307,7 @@ def choose(
     )
     settings = TrainSettings(**settings)
     config = model_of(settings.preset).config
-    decisions = [Decision("max_tokens_per_batch", planned, "")] if planned else []
-    return choose_batch_size(settings, arguments, config, pairs, decisions)
+    return choose_batch_size(settings, arguments, config, pairs)
 
 
 @pytest.mark.parametrize(
@@ -392,3 +395,121 @@ def test_estimate_is_near_what_a_step_keeps_for_its_backward_pass():
 
     estimate = estimated_memory(model, torch.device("cpu"), is_half=False).per_token
     assert 0.6 * estimate < bytes_kept / (2 * ids.numel()) < 1.1 * estimate
+
+
+# What a run is made from
+
+TOKEN = "hf_" + "aB3" * 11
+
+
+def test_commit_says_whether_the_tree_was_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "plan.py"))
+    assert module._commit() is None
+    (tmp_path / "plan.py").write_text("1")
+    given = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*given, *words], check=True)
+
+    clean = module._commit()
+    (tmp_path / "plan.py").write_text("2")
+
+    assert clean
+    assert module._commit() == f"{clean}-dirty"
+    # A wheel in an environment inside of somebody's repository.
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "installed.py"))
+    (tmp_path / "installed.py").write_text("1")
+    assert module._commit() is None
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Two files each to train and validate on, with the same names in two folders."""
+    folders = tmp_path / "home" / "jo", tmp_path / "validation"
+    for folder in folders:
+        folder.mkdir(parents=True)
+        for language in ("de", "en"):
+            (folder / f"text.{language}").write_text(f"{folder.name} {language}\n")
+    return [[str(folder / f"text.{language}") for language in ("de", "en")] for folder in folders]
+
+
+@pytest.fixture
+def describe(tmp_path):
+    def describe_settings(**settings):
+        arguments = Seq2SeqTrainingArguments(
+            str(tmp_path / "runs" / "de-en"), use_cpu=True, hub_token=TOKEN, hub_model_id="me/model"
+        )
+        return describe_run(TrainSettings(**settings), arguments, 5)
+
+    return describe_settings
+
+
+def test_record_holds_neither_the_token_nor_a_path_of_the_machine(
+    describe, pairs, tmp_path, monkeypatch
+):
+    train, validation = pairs
+    monkeypatch.setenv("HF_TOKEN", "hf_short8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["--train", *train, "--hub_token", TOKEN, "--run_name=hf_short8"]
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin" / "vanilla-transformer"), *words])
+
+    record = describe(train=train, validation=validation, init_from=str(tmp_path / "base"))
+
+    text = json.dumps(record, indent=2)
+    assert TOKEN not in text
+    assert str(tmp_path) not in text
+    assert find_disclosures(text) == []
+    assert record["command"] == [
+        *("vanilla-transformer", "--train", "text.de", "text.en"),
+        *("--hub_token", "<secret>", "--run_name=<secret>"),
+    ]
+    assert record["settings"]["init_from"] == "base"
+    assert record["arguments"]["output_dir"] == "de-en"
+    assert record["arguments"]["hub_model_id"] == "me/model"
+    assert record["first_update"] == 5
+
+
+def test_record_tells_files_of_one_name_apart_by_their_checksums(describe, pairs):
+    train, validation = pairs
+
+    record = describe(train=train, validation=validation, filter_overlap=train[:1])
+
+    assert record["sha256"] == {
+        "text.de": checksum(train[0]),
+        "text.en": checksum(train[1]),
+        "text.de (2)": checksum(validation[0]),
+        "text.en (2)": checksum(validation[1]),
+    }
+    assert record["settings"]["train"] == ["text.de", "text.en"]
+    assert record["settings"]["validation"] == ["text.de (2)", "text.en (2)"]
+    assert record["settings"]["filter_overlap"] == ["text.de"]
+
+
+@pytest.mark.parametrize("setting", ["train", "init_from"])
+def test_record_tells_folders_apart_by_what_they_hold(describe, tmp_path, setting):
+    folder = tmp_path / "pairs"
+    (folder / "split").mkdir(parents=True)
+    (folder / "split" / "part.safetensors").touch()
+    weights = folder / "model.safetensors"
+    weights.touch()
+
+    def checksum_with(text, name="model.safetensors"):
+        weights.rename(folder / name).write_text(text)
+        path = str(folder)
+        return describe(**{setting: [path] if setting == "train" else path})["sha256"]["pairs"]
+
+    first = checksum_with("one")
+    assert len(first) == 64
+    assert checksum_with("two") != first
+    # Files that `datasets` leaves there, and the card of a model, are nothing to learn from.
+    (folder / ("cache-1.arrow" if setting == "train" else "README.md")).touch()
+    assert checksum_with("one") == first
+    assert checksum_with("one", name="other.safetensors") != first
+
+
+def test_hardware_is_what_the_run_computes_on(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+
+    assert module.hardware(torch.device("cuda")) == "2 x NVIDIA H200"
+    assert module.hardware(torch.device("cpu")).startswith("CPU, ")

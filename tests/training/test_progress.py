@@ -1,17 +1,24 @@
-"""What a run prints: one bar on a terminal, one line a report elsewhere."""
+"""What a run reports: one bar on a terminal, one line elsewhere, a log, and its curves."""
 
+import json
 import logging
+import math
 import re
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.reports import Progress
+from vanilla_transformer_tools.training.reports import (
+    JsonLinesLog,
+    Progress,
+    plot_curves,
+    read_log,
+)
 from vanilla_transformer_tools.training.stopping import StopOnRequest
 
 from ..support.terminal import terminal
@@ -152,7 +159,8 @@ def train(corpus, folder):
     validation = [corpus / f"validation.{language}" for language in ("de", "en")]
     options = [*training_options(corpus), "--validation", *validation, "--output_dir", folder]
     options += ["--disable_tqdm", "false", "--early_stopping_patience", "2"]
-    options += ["--num_train_epochs", "2", "--logging_steps", "10"]
+    options += ["--num_train_epochs", "2", "--logging_steps", "2"]
+    options += ["--max_tokens_per_batch", "4000", "--max_validation_pairs", "4"]
     main(["train", *map(str, options)])
 
 
@@ -186,3 +194,89 @@ def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
     first_words = [line.split()[0] for line in lines]
     assert first_words == ["step", "step", "trained", "bleu", "train", "The"]
     assert re.search(r"^train \|█+\| (\d+)/\1, 00:00 left, loss .*, bleu .* tokens/s$", lines[4])
+
+
+# The log
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """A log whose clock a test turns: `log(seconds, event)` lets so much time pass first."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    callback = JsonLinesLog(tmp_path / "log.jsonl", first_update=0)
+    given = TrainingArguments(use_cpu=True), TrainerState(), TrainerControl()
+
+    def pass_time(seconds, event, *, state=given[1], **options):
+        clock[0] += seconds
+        getattr(callback, event)(given[0], state, given[2], **options)
+
+    return pass_time
+
+
+def test_share_of_time_outside_of_updates_is_told_by_the_main_process(log, tmp_path):
+    log(50, "on_step_begin")  # what comes before the first update is no part of it
+    log(6, "on_optimizer_step")
+    log(3, "on_step_begin")
+    log(10, "on_optimizer_step")
+    log(1, "on_log", logs={"loss": 2.0})
+    log(1, "on_step_begin")
+    log(4, "on_optimizer_step")
+    log(0, "on_log", logs={"loss": 1.0})
+    log(1, "on_log", state=TrainerState(is_world_process_zero=False), logs={"loss": 1.0})
+
+    rows = read_log(tmp_path / "log.jsonl")
+    assert [report["outside_step"] for report in rows] == [4 / 20, 1 / 5]
+
+
+def test_numbers_that_are_not_finite_are_read_as_they_were(log, tmp_path):
+    log(0, "on_log", logs={"loss": float("nan"), "grad_norm": float("-inf"), "note": "nan?"})
+
+    (report,) = read_log(tmp_path / "log.jsonl")
+    assert math.isnan(report["loss"])
+    assert (report["grad_norm"], report["note"]) == (float("-inf"), "nan?")
+
+
+def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    rows = [f'{{"step": {n}, "minutes": {n}.5}}\n' for n in (1, 2, 3)]
+    # A kill cut the last row.
+    path.write_text("".join([*rows, '{"step": 4, "min']))
+    monkeypatch.setattr(time, "monotonic", lambda: 6000.0)
+
+    log = JsonLinesLog(path, first_update=2)
+
+    assert [report["step"] for report in read_log(path)] == [1, 2]
+    monkeypatch.setattr(time, "monotonic", lambda: 6090.0)
+    assert log.minutes == 5
+    assert JsonLinesLog(path, first_update=0).minutes == 0
+    assert not path.exists()
+
+
+def drawn_points(picture):
+    """Points of each line of the picture, as they are in its file; ticks and frames left out."""
+    paths = re.findall(r'<path d="([^"]*)" clip-path[^>]*stroke-linecap: square', picture)
+    return [
+        [tuple(map(float, point)) for point in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", path)]
+        for path in paths
+    ]
+
+
+def test_curves_show_losses_score_and_learning_rate(tmp_path):
+    rows = [
+        {"minutes": 0.5, "loss": 5.0, "learning_rate": 0.001},
+        {"minutes": 1.0, "loss": 3.0, "learning_rate": 0.002},
+        {"minutes": 1.1, "eval_loss": 4.0, "eval_bleu": 10.0},
+        {"minutes": 1.5, "loss": 2.0, "learning_rate": 0.001},
+        {"minutes": 2.1, "eval_loss": 3.0, "eval_bleu": 20.0},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+
+    path = plot_curves(tmp_path, "bleu")
+
+    assert path == tmp_path / "curves.svg"
+    loss, validation, bleu, rate = drawn_points(path.read_text())
+    assert [len(curve) for curve in (loss, validation, bleu, rate)] == [3, 2, 2, 3]
+    # The y axis of the picture points downwards.
+    assert loss[0][1] < loss[1][1] < loss[2][1]
+    assert bleu[1][1] < bleu[0][1]

@@ -1,15 +1,18 @@
-"""Defaults of a run."""
+"""Defaults of a run, and settings that are refused before it starts."""
+
+import math
+from contextlib import nullcontext
 
 import pytest
 import torch
+from datasets import Dataset
 
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import recipe as module
-from vanilla_transformer_tools.training.recipe import (
-    config_overrides,
-    in_step,
-    recipe,
-)
+from vanilla_transformer_tools.training.recipe import check_settings, in_step, recipe
+from vanilla_transformer_tools.training.starting_model import config_overrides
+
+from ..support.gradients_of_one_update import build_arguments
 
 TRAINED = {"train": ["a.de", "a.en"]}
 VALIDATED = {**TRAINED, "validation": ["b.de", "b.en"]}
@@ -128,3 +131,167 @@ def test_defaults_of_a_gpu_are_its_own(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_emulated)
     assert recipe(TrainSettings(**TRAINED))["bf16"] is False
+
+
+# What is refused before a run starts
+
+TUNED = {"init_from": "runs/base"}
+LORA = {**TUNED, "peft": "lora"}
+PLATEAU = {"lr_scheduler_type": "greedy", "eval_strategy": "epoch"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({"max_minutes": 0.0, "average_last": 0, "bpe_dropout": 0.0, "max_length": 2}, {}),
+        ({"bpe_dropout": 0.99, "moving_average": 0.99}, {"eval_strategy": "epoch"}),
+        ({}, {"num_train_epochs": 0, "max_steps": 1}),
+        ({**TUNED, "freeze": ["encoder"]}, {}),
+        ({**LORA, "lora_rank": 4}, {}),
+        ({}, {"num_train_epochs": 0.5, "label_smoothing_factor": 0.99, "adam_beta2": 0.0}),
+    ],
+)
+def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, given):
+    check_settings(TrainSettings(**VALIDATED, **settings), build_arguments(tmp_path, **given))
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        ({"bpe_dropout": 1.0}, {}, "--bpe_dropout must be at least 0 and below 1, got 1.0"),
+        ({"max_length": 1}, {}, "--max_length must be at least 2 and finite, got 1"),
+        ({"minutes": math.nan}, {}, "--minutes must be at least 0.001 and finite, got nan"),
+        ({}, {"push_to_hub": True}, "`vanilla-transformer push` shares the finished"),
+        ({}, {"save_strategy": "best"}, "--save_strategy best leaves nothing to resume from"),
+        ({"minutes": 1.0}, {"warmup_steps": 0.1}, "--warmup_steps .* got the share 0.1"),
+        ({}, {"metric_for_best_model": "chrF"}, "must be loss or one of bleu, .*, got chrF"),
+        (
+            {},
+            {"metric_for_best_model": "bleu", "prediction_loss_only": True},
+            "--prediction_loss_only computes no bleu",
+        ),
+        ({}, {"lr_scheduler_type": "warmup_stable_decay"}, "got {}: .*num_decay_steps"),
+        (
+            {},
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"powr": 2}},
+            "--lr_scheduler_type polynomial, got .*powr",
+        ),
+        ({"moving_average": 0.9}, {"eval_strategy": "no"}, "needs scores, got --eval_strategy no"),
+        ({}, {"save_steps": 0}, "--save_steps must be above 0, got 0. For no checkpoints"),
+        ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got 300 without it"),
+        ({}, {"learning_rate": math.nan}, "--learning_rate must be at least 0 and finite, got nan"),
+        ({}, {"num_train_epochs": 0}, "--max_steps must be above 0, got 0 and -1"),
+        ({"config": ["d_modle=3"]}, {}, "no field 'd_modle'"),
+        ({"streaming": True, "bpe_dropout": 0.1}, {}, "BPE-dropout needs all words"),
+        ({"filter_overlap": [], "validation": []}, {}, "--filter_overlap needs evaluation pairs"),
+        (
+            {"metrics": ["chrf"]},
+            {"metric_for_best_model": "bleu", "predict_with_generate": True},
+            "must be one of --metrics, got bleu and chrf",
+        ),
+        (
+            {},
+            {"metric_for_best_model": "eval_bleu"},
+            "must be loss with --predict_with_generate false, got bleu",
+        ),
+        ({"validation_sets": ["news"]}, {}, "takes NAME=SOURCE,TARGET.* got 'news'"),
+        ({"validation_sets": ["a=b"]}, {"metric_for_best_model": "c_bleu"}, "as in NAME_bleu, got"),
+        ({"finish_within": 3}, PLATEAU, "greedy, where the loss"),
+        (
+            {"minutes": 1.5, "init_from": "b"},
+            {},
+            "size of a new model; .* got 1.5 and b. Leave one",
+        ),
+        ({"source_language": "de"}, {}, "--source_language needs the tokenizers of a saved"),
+        ({"freeze": ["encoder"]}, {}, r"--freeze needs --init_from, got \['encoder'\]"),
+        (TUNED | {"lora_rank": 8}, {}, "--lora_rank needs --peft, got 8 without it"),
+        ({"alignments": "x", "compile_layers": True}, {}, "--alignments excludes --compile"),
+    ],
+)
+def test_setting_is_refused_when_no_run_can_follow_it(tmp_path, settings, given, message):
+    with pytest.raises(ValueError, match=message):
+        check_settings(TrainSettings(**VALIDATED | settings), build_arguments(tmp_path, **given))
+
+
+@pytest.mark.parametrize("given", [{"max_steps": 9}, {"lr_scheduler_type": "linear"}], ids=str)
+def test_minutes_exclude_another_length_and_schedule(tmp_path, given):
+    settings = TrainSettings(**TRAINED, minutes=1.5)
+    by_time = {name: recipe(settings)[name] for name in ("lr_scheduler_type", "num_train_epochs")}
+    ((name, value),) = given.items()
+
+    check_settings(settings, build_arguments(tmp_path, **by_time))
+    message = f"--minutes excludes --{name}: .* falls, got 1.5 and {value}. Leave one"
+    with pytest.raises(ValueError, match=message):
+        check_settings(settings, build_arguments(tmp_path, **by_time | given))
+
+
+@pytest.mark.parametrize("is_available", [False, True])
+def test_option_needs_its_package(tmp_path, monkeypatch, is_available):
+    kernel = "vanilla_transformer_tools.training.recipe.is_flash_attn_2_available"
+    monkeypatch.setattr(kernel, lambda: is_available)
+    reports = "vanilla_transformer_tools.training.recipe.get_available_reporting_integrations"
+    monkeypatch.setattr(reports, lambda: ["wandb", "mlflow"][: 1 + is_available])
+    settings = TrainSettings(**TRAINED, attn_implementation="flash_attention_2")
+    arguments = build_arguments(tmp_path, report_to=["wandb", "mlflow"])
+    refusal = nullcontext() if is_available else pytest.raises(ValueError, match="needs the pack")
+
+    with refusal as refused:
+        check_settings(settings, arguments)
+
+    if refused:
+        assert "--report_to mlflow needs the package mlflow. Install" in str(refused.value)
+        assert "wandb" not in str(refused.value)
+        assert "flash_attention_2 needs the package flash-attn" in str(refused.value)
+
+
+def test_two_gpus_of_one_process_are_refused(tmp_path):
+    arguments = build_arguments(tmp_path)
+    # Trainer would divide each batch, and R-Drop's two passes, among them by DataParallel.
+    arguments._n_gpu = 2
+
+    with pytest.raises(ValueError, match="got one process for 2"):
+        check_settings(TrainSettings(**VALIDATED), arguments)
+
+
+def test_dataset_of_one_split_is_not_validated_on(tmp_path):
+    saved = str(tmp_path / "saved")
+    Dataset.from_dict({"source": ["a"], "target": ["b"]}).save_to_disk(saved)
+    both = TrainSettings(train=[saved], validation=[saved])
+
+    with pytest.raises(ValueError, match=r"other pairs than --train, got .*saved' for both"):
+        check_settings(both, build_arguments(tmp_path))
+    check_settings(TrainSettings(train=[saved]), build_arguments(tmp_path))
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path):
+    settings = TrainSettings(
+        **TRAINED, r_drop=-1.0, moving_average=0.9, target_vocab_size=9, config=["d_modle=3"]
+    )
+
+    with pytest.raises(ValueError, match="--r_drop") as caught:
+        check_settings(settings, build_arguments(tmp_path, learning_rate=-1.0))
+
+    assert len(str(caught.value).splitlines()) == 5
+
+
+# Validation sets
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["news"], "takes NAME=SOURCE,TARGET.* got 'news'"),
+        (["ne_ws=a,b"], "letters, digits and hyphens in the name, got 'ne_ws=a,b'"),
+        (["news=a,b", "news=c.tsv"], "another name for the set 'news=c.tsv'"),
+        (["validation=a,b"], "another name"),
+    ],
+)
+def test_sets_that_cannot_be_named_so_are_refused(sets, message):
+    with pytest.raises(ValueError, match=message):
+        assert TrainSettings(validation=["v.tsv"], validation_sets=sets).paths_of_validation
+
+
+def test_paths_of_further_sets_begin_with_the_data_folder():
+    settings = TrainSettings(validation_sets=["news=a.de,a.en", "b=c.tsv"], data="d")
+
+    assert settings.paths_of_validation == {"news": ["d/a.de", "d/a.en"], "b": ["d/c.tsv"]}

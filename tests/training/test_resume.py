@@ -30,8 +30,8 @@ from vanilla_transformer_tools.training.checkpoints import (
     failed_writes_named,
     find_checkpoint,
 )
-from vanilla_transformer_tools.training.reports import _moment
-from vanilla_transformer_tools.training.run_record import continued_record, describe_run, read_log
+from vanilla_transformer_tools.training.plan import continued_record, describe_run
+from vanilla_transformer_tools.training.reports import _moment, read_log
 from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
@@ -39,7 +39,6 @@ from ..support.commands import command_server
 from ..support.full_disk import small_files
 from ..support.scripts import run_script
 from ..support.training_runs import (
-    MOMENT,
     assert_same_weights,
     build_arguments,
     build_settings,
@@ -49,9 +48,6 @@ from ..support.training_runs import (
     run_training,
     training_options,
 )
-
-SEPARATE = {"separate_vocabularies": True, "target_vocab_size": 300}
-
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
@@ -279,28 +275,10 @@ def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first
     ]
 
 
-def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path, capsys):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    settings = SEPARATE | {"max_tokens_per_batch": 2000, "max_validation_pairs": 2}
-    run_training(corpus, whole, settings, num_train_epochs=2)
-
-    run_training(corpus, resumed, settings, num_train_epochs=1)
-    capsys.readouterr()
-    run_training(corpus, resumed, settings | {"resume": True}, num_train_epochs=2)
-
-    assert re.search(rf"; 1 epochs end {MOMENT}\n", capsys.readouterr().out)
-    minutes = [report["minutes"] for report in read_log(resumed / "log.jsonl")]
-    assert minutes == sorted(minutes)
-    # The saved model may be the first epoch's, but the second one ends in a checkpoint.
-    last = f"checkpoint-{checkpoints_of(whole)[-1]}"
-    assert_same_weights(resumed / last, whole / last)
-    assert_same_weights(resumed, whole)
-
-
 def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     settings = {"bpe_dropout": 0.2, "average_last": 2, "max_tokens_per_batch": 2000}
-    settings["validated"] = False
+    settings |= {"separate_vocabularies": True, "target_vocab_size": 300, "validated": False}
     saving = {"save_strategy": "steps", "save_steps": 6}
     run_training(corpus, whole, settings, num_train_epochs=2, **saving)
     checkpoints = checkpoints_of(whole)

@@ -16,15 +16,16 @@ from vanilla_transformer.layers_vanilla_transformer import EncoderLayer
 from vanilla_transformer_tools.evaluation.metrics import score
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.sharing.model_card import record_results
+from vanilla_transformer_tools.text.filters import read_corpus
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.averaging import average_checkpoints
+from vanilla_transformer_tools.training.reports import plot_curves
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
 
 from ..support.training_runs import (
     SIZES,
-    VALIDATION_LINES,
     assert_same_weights,
     build_arguments,
     build_settings,
@@ -47,7 +48,9 @@ def model_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A model that was trained for six epochs and translates half right."""
     # Batches of validation whose translations are of unequal length.
     given = {"num_train_epochs": 6, "seed": SEED, "per_device_eval_batch_size": 7}
-    return run_training(corpus, tmp_path_factory.mktemp("model"), **given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "plot_curves", plot_curves)
+        return run_training(corpus, tmp_path_factory.mktemp("model"), **given)
 
 
 @pytest.fixture(scope="module")
@@ -313,14 +316,6 @@ def test_symbols_are_in_the_vocabulary_and_pairs_that_are_cut_off_are_counted(
     assert trained.tokenize("{name}<ph>")[-2:] == ["{name}", "<ph>"]
 
 
-def test_training_ends_scored_and_saved_when_its_minutes_are_over(corpus, tmp_path):
-    run_training(corpus, tmp_path, {"max_minutes": 0.0}, num_train_epochs=9)
-
-    assert read_json(tmp_path / "run.json")["updates"] == 1
-    assert read_json(tmp_path / "results.json")["validation"]["lines"] == VALIDATION_LINES
-    assert_same_weights(tmp_path, tmp_path / "checkpoint-1")
-
-
 def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_scored, tmp_path):
     settings = {"early_stopping_patience": 2}
     run_scored([10.0, 12.0], epochs=1.5, **settings)
@@ -404,3 +399,53 @@ def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizers_of_the_saved_m
     losses = [report["loss"] for report in read_log(folder) if "loss" in report]
     # Labels of another vocabulary would be news to the model.
     assert read_log(tmp_path)[-1]["train_loss"] < losses[0] - 1
+
+
+# Further validation sets
+
+CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002"
+
+
+@pytest.fixture
+def chinese(tmp_path):
+    """A validation set with Chinese targets, as paths of its two files."""
+    paths = [tmp_path / "news.de", tmp_path / "news.txt"]
+    for path, line in zip(paths, ("eins zwei", CHINESE), strict=True):
+        path.write_text(f"{line}\n" * 3, encoding="utf-8")
+    return ",".join(map(str, paths))
+
+
+def test_each_validation_set_has_scores_of_its_own(corpus, tmp_path, capsys, chinese):
+    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
+    sets = [f"news={chinese}", f"known={pair}"]
+    settings = {"validation_sets": sets, "average_last": 2, "max_validation_pairs": 5}
+    given = {"num_train_epochs": 2, "metric_for_best_model": "news_bleu"}
+
+    run_training(corpus, tmp_path / "run", settings | {"max_tokens_per_batch": 4000}, **given)
+
+    reports = [report for report in read_log(tmp_path / "run") if "eval_loss" in report]
+    assert len(reports) == 2
+    for report in reports:
+        assert report["eval_lines"] == report["eval_known_lines"] == 5
+        assert report["eval_news_lines"] == 3
+        assert len({report[f"eval_{name}loss"] for name in ("", "news_", "known_")}) == 3
+    results = read_json(tmp_path / "run/results.json")
+    assert list(results) == ["validation", "news", "known"]
+    assert not any(name.startswith(("news", "known")) for name in results["validation"])
+    assert "|tok:zh|" in results["news"]["bleu_signature"]
+    assert "|tok:13a|" in results["known"]["bleu_signature"]
+    card = (tmp_path / "run/README.md").read_text(encoding="utf-8")
+    assert "### news\n" in card
+    assert "; tokenizer zh: the references are Chinese\n" in card
+    out = capsys.readouterr().out
+    assert "BLEU        tokenizer 13a: the references have blanks" in out
+    assert "BLEU        news, tokenizer zh: the references are Chinese" in out
+    assert f"news loss {reports[0]['eval_news_loss']:.3f}  bleu " in out
+
+
+def test_further_sets_are_kept_out_of_training(corpus, tmp_path):
+    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
+    settings = build_settings(corpus, validation_sets=[f"news={pair}"], filter_overlap=[])
+
+    with pytest.raises(ValueError, match="got all 300 dropped: overlap 300"):
+        read_corpus(settings)

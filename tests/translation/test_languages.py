@@ -11,8 +11,7 @@ from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.sharing.push import _shared_files
-from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_codes
 from vanilla_transformer_tools.translation import Search, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import cut_line

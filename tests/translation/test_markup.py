@@ -8,7 +8,8 @@ import pytest
 
 from number_words import english, german
 from vanilla_transformer_tools.translation import Translation, Translator, marks
-from vanilla_transformer_tools.translation.markup import split_html
+from vanilla_transformer_tools.translation.markup import joiner_of, split_html
+from vanilla_transformer_tools.translation.placing import MarkedPiece
 
 from ..support.aligned_numbers import NUMBERS
 
@@ -202,6 +203,17 @@ def test_sentences_of_a_line_are_cut_in_spite_of_tags(perfect):
     (text,) = translate(translator, "<p><b>eins zwei. Drei</b> vier. Elf <i>drei</i></p>")
 
     assert text == "<p><b>zwei. one</b> vier. <b>Drei</b> <i>three</i> Elf</p>"
+
+
+@pytest.mark.parametrize(
+    ("line", "joined"),
+    [
+        (MarkedPiece("", is_html=True), "one.&nbsp;two&nbsp;three"),
+        ("", "one. &nbsp;two&nbsp; three"),
+    ],
+)
+def test_no_break_space_is_white_space_in_html_alone(line, joined):
+    assert joiner_of(line)(["one.", "&nbsp;two&nbsp;", "three"]) == joined
 
 
 def test_split_and_join_are_inverse():

@@ -165,13 +165,12 @@ def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
 
     folder = _results_folder(settings)
     trained = read_run(str(folder)).get("settings") or {} if folder else {}
-    recorded = next(iter(trained.get("language", [])[1:2]), None)
-    language = settings.target_language or test_set.language or recorded
+    languages = [settings.target_language, test_set.language, *trained.get("language", [])[1:2]]
     references = [line for lines in test_set.references for line in lines]
     is_tokenized = trained.get("pretokenized", False)
     return {
         "metrics": settings.metrics,
-        "tokenize": resolve(settings.bleu_tokenize, references, language, is_tokenized),
+        "tokenize": resolve(settings.bleu_tokenize, references, languages, is_tokenized),
         "lowercase": settings.lowercase,
         "bootstrap": settings.bootstrap,
     }

@@ -145,7 +145,7 @@ def _spelling(word: object) -> str:
 
 
 def _check_settings(parser: Parser, settings: TrainSettings) -> None:
-    """Ends the program if it cannot train; `training.checks` finds the other mistakes."""
+    """Ends the program if it cannot train; `check_settings` finds the other mistakes."""
     if settings.minutes is not None and type(settings) is not TrainSettings:
         parser.error("--minutes works only with train; use --max_minutes to limit the time")
     if not settings.train:

@@ -24,8 +24,7 @@ from vanilla_transformer_tools.files import (
 from vanilla_transformer_tools.interop.to_transformers import name_general_tokenizers
 from vanilla_transformer_tools.saved_folder import RESULTS_FILE, read_object, read_run
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
-from vanilla_transformer_tools.text.languages import target_tags
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, target_tags
 
 MODEL_FOLDER, RUNTIME_FOLDER, FACTS_FILE = "model", "runtime", "page.json"
 _PAGE = Path(__file__).with_name("web_page")

@@ -20,9 +20,8 @@ from vanilla_transformer_tools.inspection.attention_maps import (
 )
 from vanilla_transformer_tools.saved_folder import read_generation_config
 from vanilla_transformer_tools.text.blanks import UNBLANKED, without_blank_ends
-from vanilla_transformer_tools.text.languages import offered_languages
 from vanilla_transformer_tools.text.panics import is_panic
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, offered_languages
 from vanilla_transformer_tools.translation import Translation, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.read_pairs import encode_pair

@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from vanilla_transformer_tools.saved_folder import read_card_metadata, read_generation_config
 from vanilla_transformer_tools.service.batcher import Part
-from vanilla_transformer_tools.text.languages import NAMED, offered_languages
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import NAMED, TokenizerPair, offered_languages
 from vanilla_transformer_tools.translation.placing import Line
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS, Translator
 

@@ -20,16 +20,16 @@ import numpy.typing as npt
 import regex
 from datasets import Dataset, concatenate_datasets
 
-from vanilla_transformer_tools.files import read_lines, write_lines
+from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.parallel_text import (
     COLUMNS,
     ROWS_AT_A_TIME,
     ParallelText,
-    holds_both_sides,
     load_pairs,
     parallel_text,
     read_pairs,
+    read_texts,
 )
 
 DROPPED_FILE = "dropped.jsonl"
@@ -282,16 +282,10 @@ def _comparable(text: str) -> str:
 
 def _evaluation_texts(settings: TrainSettings, validation: Dataset | None) -> Iterator[str]:
     if validation is not None:
-        yield from _sides_of(validation)
+        for source, target, *_ in _pairs_of(validation):
+            yield from (source, target)
     for path in settings.filter_overlap or ():
-        if holds_both_sides(path):
-            yield from _sides_of(load_pairs(parallel_text(settings, [path], settings.train_split)))
-        else:
-            yield from read_lines(path)
-
-
-def _sides_of(pairs: Dataset) -> Iterator[str]:
-    return chain.from_iterable(_pairs_of(pairs.select_columns(["source", "target"])))
+        yield from read_texts(parallel_text(settings, [path], settings.train_split))
 
 
 def _seen_before() -> Rule:

@@ -1,30 +1,50 @@
-"""Token ids of parallel text."""
+"""Token ids of parallel text, and vocabularies, kept so that another run need not wait for them.
+
+The folder `vanilla_transformer` in the cache of `datasets` has a file for each vocabulary and an
+Arrow file for the ids of each corpus, named by all that they depend on. Everything in it may be
+deleted at any time.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
+from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
 from datasets.utils import tqdm
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization_vanilla_transformer import (
     BLANK_SEPARATED,
     WORDS,
+    UnicodeForm,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer_tools.files import (
+    CACHE_VARIABLE,
+    delete_oldest,
+    mark_used,
+    naming_full_disk,
+    scratch_file,
+)
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.text.languages import end_length, language_prefix
 from vanilla_transformer_tools.text.parallel_text import (
     COLUMNS,
     ROWS_AT_A_TIME,
@@ -32,23 +52,103 @@ from vanilla_transformer_tools.text.parallel_text import (
     store,
     temporary_room,
 )
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length, language_prefix
 
-# Words whose ids are remembered, in about 200 bytes each. Those of the beginning are, and frequent
+# Words whose ids are remembered, in about 300 bytes each. Those of the beginning are, and frequent
 # words are among them.
 _MOST_WORDS = 100_000
 
-# White space that `independent_parts` leaves together; RE2 has no other name for all of it.
-_SPACE = (
-    r"[\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]"
-)
-_WIDE_SPACE = rf"\A{_SPACE}|{_SPACE}{{2}}|{_SPACE}\z"
+_Ids = TypeVar("_Ids", list[int], bytes)
+# Of a packed id.
+_BYTES = 4
+_TOKENS = pa.list_(pa.int32())
+_SCHEMA = pa.schema([("input_ids", _TOKENS), ("labels", _TOKENS), ("is_truncated", pa.bool_())])
 
-# A word, or the ids of what surrounds the text of a line.
-_Word = str | tuple[int, ...]
+# Entries of each kind in the cache; those that were not used for longest are deleted.
+MOST_ENTRIES = 8
 
-_IDS = pa.list_(pa.int32())
-_SCHEMA = pa.schema([("input_ids", _IDS), ("labels", _IDS), ("is_truncated", pa.bool_())])
+# Pairs that a vocabulary is learned from. Each different word of them is in memory.
+MOST_LEARNED_PAIRS = 2_000_000
+
+# Pairs whose ids are part of a name, for what a tokenizer does not record of itself: languages that
+# were chosen for it, or segmentations that it draws at random.
+_SAMPLE = 100
+_IDS, _VOCABULARY = ".arrow", ".tokenizer"
+# Of the file of a vocabulary: checksum, Unicode form, pipeline.
+_LAYOUT = 3
+_HINT = "Make room there, or set HF_DATASETS_CACHE to a folder with more."
+_LIBRARIES = ("vanilla-transformer", "transformers", "tokenizers")
+
+
+def cached_ids(
+    pairs: Dataset, tokenizers: TokenizerPair, *, max_length: int
+) -> tuple[Dataset, int]:
+    """Token ids of pairs, columns `input_ids` and `labels`, from the cache if they are there.
+
+    Text, tokenizers, `max_length` and the versions of the libraries decide on that. A file appears
+    in the cache when it is whole. Where the cache cannot be written, or `datasets` was told to keep
+    none, `tokenize_pairs` computes them. The first process of a machine does so for all.
+
+    Args:
+        pairs: Pairs from `load_pairs`.
+        tokenizers: Tokenizers of source and target.
+        max_length: Most tokens that a side keeps, `</s>` counted.
+
+    Returns:
+        The dataset, and the number of pairs with a truncated side.
+
+    Raises:
+        ValueError: If `max_length` leaves no room for text, or a tag is unknown.
+        OSError: If there is no room for the ids.
+    """
+    folder = _folder()
+    if folder is None:
+        tokenized, truncated = tokenize_pairs(pairs, tokenizers, max_length=max_length)
+        return tokenized.select_columns(["input_ids", "labels"]), truncated
+    sample = encode_pairs(pairs[:_SAMPLE], tokenizers, max_length)
+    about = [tokenizers.contents, max_length, sample]
+    path = folder / (_digest(pairs, pairs.column_names, about) + _IDS)
+    with PartialState().local_main_process_first():
+        kept = _read_ids(path, len(pairs))
+        if kept is None:
+            with _new_entry(path, "the token ids of the pairs") as file:
+                store_ids(pairs, tokenizers, max_length, file)
+            kept = Dataset.from_file(str(path))
+    return kept.remove_columns("is_truncated"), count_truncated(kept)
+
+
+def cached_tokenizer(
+    pairs: Dataset, columns: Sequence[str], **settings: Any
+) -> VanillaTransformerTokenizer:
+    """A tokenizer that is learned from columns of pairs, from the cache if it is there.
+
+    Of more than `MOST_LEARNED_PAIRS` pairs, as many are drawn, the same in each run. Text, settings
+    and the versions of the libraries decide which file is read; the rest is as for `cached_ids`.
+
+    Args:
+        pairs: Pairs from `load_pairs`.
+        columns: `source`, `target` or both, whose text is read in this order.
+        settings: Arguments of `VanillaTransformerTokenizer.train`.
+
+    Raises:
+        ValueError: If the settings of the vocabulary exclude each other or the text.
+        OSError: If there is no room for the vocabulary.
+    """
+    texts, folder = _drawn_texts(pairs, columns), _folder()
+    if folder is None:
+        return VanillaTransformerTokenizer.train(texts, **settings)
+    about = [_LAYOUT, MOST_LEARNED_PAIRS, *sorted(settings.items())]
+    path = folder / (_digest(pairs, columns, about) + _VOCABULARY)
+    with PartialState().local_main_process_first():
+        kept = _read_tokenizer(path)
+        if kept is None:
+            kept = VanillaTransformerTokenizer.train(texts, **settings)
+            # None where the texts are already written in the form of the settings.
+            form = kept.init_kwargs.get("unicode_form", "")
+            content = f"{form}\n{kept.backend_tokenizer.to_str()}"
+            with _new_entry(path, "the vocabulary") as file:
+                file.write_text(f"{_checksum(content)}\n{content}", encoding="utf-8", newline="\n")
+    return kept
 
 
 def tokenize_pairs(
@@ -95,8 +195,7 @@ def store_ids(
     def batches() -> Iterator[pa.RecordBatch]:
         with tqdm(total=len(dataset), desc="Tokenize", unit=" pairs") as bar:
             for table in dataset.with_format("arrow").iter(ROWS_AT_A_TIME):
-                columns = encoder(table.to_pydict())
-                yield pa.record_batch(columns, schema=_SCHEMA)
+                yield pa.record_batch(encoder(table.to_pydict()), schema=_SCHEMA)
                 bar.update(len(table))
 
     with progress_bars_only_on_terminals():
@@ -107,6 +206,18 @@ def count_truncated(tokenized: Dataset) -> int:
     """Number of pairs with a truncated side, of a dataset from `store_ids`."""
     tables = tokenized.select_columns("is_truncated").with_format("arrow").iter(ROWS_AT_A_TIME)
     return sum(pc.sum(table["is_truncated"]).as_py() for table in tables)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Lists of ids are in no circle, but so many that the collector takes as long as they do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class PairEncoder:
@@ -125,6 +236,7 @@ class PairEncoder:
         if not (tokenizers.is_joint and isinstance(self._source, _ByWords)):
             self._target = _line_encoder(tokenizers.target, "text_target")
 
+    @_without_garbage_collection()
     def __call__(self, pairs: Mapping[str, list[str]]) -> dict[str, pa.Array]:
         """Token ids of pairs in memory, without blank ends, and which pairs were truncated.
 
@@ -146,14 +258,17 @@ class PairEncoder:
             )
         # As `Translator` takes them off.
         sources, targets = (list(map(without_blank_ends, pairs[name])) for name in COLUMNS[:2])
-        source = self._source.encode(sources, prefixes)
-        target = self._target.encode(targets, [()] * len(targets))
-        ends = [end_length(side) for side in (self._tokenizers.source, self._tokenizers.target)]
+        source, target = self._source(sources), self._target(targets)
+        if prefixes[0]:
+            source = [_packed(prefix) + ids for prefix, ids in zip(prefixes, source, strict=True)]
+        most = _BYTES * max_length
+        is_truncated = [max(map(len, pair)) > most for pair in zip(source, target, strict=True)]
         # The tokenizer would not count what it truncates, and would keep truncating later texts.
+        ends = [end_length(side) for side in (self._tokenizers.source, self._tokenizers.target)]
         return {
-            "input_ids": source.truncated(max_length, ends[0]).in_arrow(),
-            "labels": target.truncated(max_length, ends[1]).in_arrow(),
-            "is_truncated": pa.array(np.maximum(source.lengths, target.lengths) > max_length),
+            "input_ids": _in_arrow([truncate(ids, most, _BYTES * ends[0]) for ids in source]),
+            "labels": _in_arrow([truncate(ids, most, _BYTES * ends[1]) for ids in target]),
+            "is_truncated": pa.array(is_truncated),
         }
 
 
@@ -165,135 +280,56 @@ def encode_pairs(
     return {name: column.to_pylist() for name, column in columns.items()}
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """Token ids of several lines, one after another, and their number in each line."""
-
-    ids: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int64]
-
-    def truncated(self, max_length: int, end: int) -> _Lines:
-        """Each line as `truncate` returns it."""
-        if self.lengths.max() <= max_length:
-            return self
-        starts = np.cumsum(self.lengths) - self.lengths
-        places = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
-        left = np.repeat(self.lengths, self.lengths) - places
-        kept = (places < max_length - end) | (left <= end)
-        return _Lines(self.ids[kept], np.minimum(self.lengths, max_length))
-
-    def in_arrow(self) -> pa.ListArray:
-        offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
-        return pa.ListArray.from_arrays(offsets, self.ids)
+def _packed(ids: Sequence[int]) -> bytes:
+    """Ids as 32-bit numbers one after another, which are joined in less time than lists."""
+    return np.array(ids, np.int32).tobytes()
 
 
-class _ByLines:
-    """Any tokenizer, which is called on whole lines."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, argument: str) -> None:
-        self._tokenizer = tokenizer
-        self._argument = argument
-
-    def encode(self, lines: list[str], prefixes: Sequence[tuple[int, ...]]) -> _Lines:
-        options = {self._argument: lines, "return_attention_mask": False, "verbose": False}
-        encoded = self._tokenizer(**options)["input_ids"]
-        return _joined([[*prefix, *ids] for prefix, ids in zip(prefixes, encoded, strict=True)])
+def _in_arrow(lines: list[bytes]) -> pa.ListArray:
+    """The packed ids of each line, as a column."""
+    offsets = np.cumsum([0, *map(len, lines)]) // _BYTES
+    ids = np.frombuffer(b"".join(lines), np.int32)
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), ids)
 
 
 class _ByWords:
-    """A tokenizer of ours whose words do not depend on each other: each is tokenised once.
+    """Encodes with a tokenizer of ours whose words do not depend on each other: each word once.
 
     Splitting a line into words takes the tokenizer most of its time.
     """
 
     def __init__(self, tokenizer: VanillaTransformerTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._numbers = _Numbers()
-        self._ids = np.empty(0, np.int32)
-        # Where the ids of a word begin, by its number, and after all of them their end.
-        self._starts = np.zeros(1, np.int64)
+        self._ids: dict[str, bytes] = {}
 
-    def encode(self, lines: list[str], prefixes: Sequence[tuple[int, ...]]) -> _Lines:
-        known = len(self._numbers)
-        numbers, sizes = self._numbered(lines, prefixes)
-        unseen = list(islice(self._numbers, known, None))
-        if unseen:
-            self._learn(unseen)
-        starts = self._starts[numbers]
-        lengths = self._starts[numbers + 1] - starts
-        places = np.arange(lengths.sum())
-        places += np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-        encoded = _Lines(self._ids[places], np.add.reduceat(lengths, np.cumsum(sizes) - sizes))
-        if len(self._numbers) > _MOST_WORDS:
-            self._forget(unseen)
-        return encoded
-
-    def _numbered(
-        self, lines: list[str], prefixes: Sequence[tuple[int, ...]]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Numbers of the words of all lines, and of how many words each line consists.
-
-        What surrounds the text of a line counts as two words, which consist of their ids.
-        """
-        # As `independent_parts`, for all lines at once.
-        texts = pa.array(lines, pa.string())
-        is_whole = pc.match_substring_regex(texts, _WIDE_SPACE)
-        split = pc.split_pattern(texts.filter(pc.invert(is_whole)), " ")
-        is_whole = is_whole.to_numpy(zero_copy_only=False)
-        sizes = np.full(len(lines), 3)
-        sizes[~is_whole] = 2 + pc.list_value_length(split).to_numpy()
-        ends = np.cumsum(sizes)
-        words = np.full(ends[-1], True)
-        words[ends - sizes] = words[ends - 1] = False
-        in_whole = np.repeat(is_whole, sizes) & words
-
-        number_of = self._numbers.__getitem__
-        numbers = np.empty(len(words), np.int64)
-        numbers[ends - sizes] = np.fromiter(map(number_of, prefixes), np.int64, len(lines))
-        numbers[ends - 1] = number_of((self._tokenizer.eos_token_id,))
-        wholes = texts.filter(pa.array(is_whole)).to_pylist()
-        numbers[in_whole] = np.fromiter(map(number_of, wholes), np.int64, len(wholes))
-        found = split.flatten().dictionary_encode()
-        different = found.dictionary.to_pylist()
-        numbers_of = np.fromiter(map(number_of, different), np.int64, len(different))
-        numbers[words & ~in_whole] = numbers_of[found.indices.to_numpy()]
-        return numbers, sizes
-
-    def _learn(self, unseen: list[_Word]) -> None:
-        texts = [word for word in unseen if isinstance(word, str)]
-        encoded: Iterator[list[int]] = iter(())
+    def __call__(self, lines: list[str]) -> list[bytes]:
+        rows = list(map(self._tokenizer.independent_parts, lines))
+        unseen = list({*chain.from_iterable(rows)} - self._ids.keys())
         # Tokenizers refuse to encode nothing.
-        if texts:
+        if unseen:
             options = {"add_special_tokens": False, "return_attention_mask": False}
-            encoded = iter(self._tokenizer(texts, verbose=False, **options)["input_ids"])
-        learned = _joined([next(encoded) if isinstance(word, str) else word for word in unseen])
-        self._starts = np.append(self._starts, self._starts[-1] + np.cumsum(learned.lengths))
-        self._ids = np.append(self._ids, learned.ids)
-
-    def _forget(self, unseen: list[_Word]) -> None:
-        for word in unseen:
-            del self._numbers[word]
-        self._starts = self._starts[: len(self._numbers) + 1]
-        self._ids = self._ids[: self._starts[-1]]
+            encoded = self._tokenizer(unseen, verbose=False, **options)["input_ids"]
+            self._ids.update(zip(unseen, map(_packed, encoded), strict=True))
+        ids_of, end = self._ids.__getitem__, _packed([self._tokenizer.eos_token_id])
+        ids = [b"".join(map(ids_of, row)) + end for row in rows]
+        if len(self._ids) > _MOST_WORDS:
+            for word in unseen:
+                del self._ids[word]
+        return ids
 
 
-class _Numbers(dict[_Word, int]):
-    """Words, numbered in the order in which they are looked up for the first time."""
-
-    def __missing__(self, word: _Word) -> int:
-        number = self[word] = len(self)
-        return number
+def _by_lines(tokenizer: PreTrainedTokenizerBase, argument: str, lines: list[str]) -> list[bytes]:
+    """Encodes with any tokenizer, which is called on whole lines."""
+    options = {argument: lines, "return_attention_mask": False, "verbose": False}
+    return list(map(_packed, tokenizer(**options)["input_ids"]))
 
 
-def _joined(lines: Sequence[Sequence[int]]) -> _Lines:
-    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
-    return _Lines(np.fromiter(chain.from_iterable(lines), np.int32, lengths.sum()), lengths)
-
-
-def _line_encoder(tokenizer: PreTrainedTokenizerBase, argument: str) -> _ByLines | _ByWords:
+def _line_encoder(
+    tokenizer: PreTrainedTokenizerBase, argument: str
+) -> Callable[[list[str]], list[bytes]]:
     if isinstance(tokenizer, VanillaTransformerTokenizer) and has_independent_parts(tokenizer):
         return _ByWords(tokenizer)
-    return _ByLines(tokenizer, argument)
+    return partial(_by_lines, tokenizer, argument)
 
 
 def has_independent_parts(tokenizer: VanillaTransformerTokenizer) -> bool:
@@ -356,9 +392,9 @@ def source_prefixes(
     return [prefixes[language] for language in named]
 
 
-def truncate(ids: list[int], max_length: int) -> list[int]:
-    """Keeps at most `max_length` tokens, including `</s>` at the end."""
-    return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
+def truncate(ids: _Ids, most: int, end: int = 1) -> _Ids:
+    """Keeps at most `most` tokens or bytes, the `end` ones at the end, such as `</s>`, included."""
+    return ids if len(ids) <= most else ids[: most - end] + ids[-end:]
 
 
 def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
@@ -370,3 +406,88 @@ def pair_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
         for table in tables
     ]
     return np.concatenate(parts).astype(np.int64)
+
+
+def _drawn_texts(pairs: Dataset, columns: Sequence[str]) -> Iterator[str]:
+    """Texts of one column after the other, of all pairs or of those that are drawn."""
+    drawn = np.ones(len(pairs), bool)
+    if len(pairs) > MOST_LEARNED_PAIRS:
+        rng = np.random.default_rng(0)
+        drawn[:] = False
+        drawn[rng.choice(len(pairs), MOST_LEARNED_PAIRS, replace=False, shuffle=False)] = True
+    for name in columns:
+        first = 0
+        for table in _tables(pairs):
+            yield from table[name].filter(drawn[first : first + len(table)]).to_pylist()
+            first += len(table)
+
+
+def _folder() -> Path | None:
+    """Where ids are kept; None if they cannot or shall not be."""
+    if os.environ.get(CACHE_VARIABLE) == "" or not datasets.is_caching_enabled():
+        return None
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "vanilla_transformer"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+@contextmanager
+def _new_entry(path: Path, purpose: str) -> Iterator[Path]:
+    """Where to write an entry, which appears when it is whole; old ones of its kind are deleted."""
+    folder = path.parent
+    with naming_full_disk(folder, purpose, _HINT), scratch_file(folder, ".new-") as file:
+        yield file
+        os.replace(file, path)
+    delete_oldest(folder.glob(f"*{path.suffix}"), MOST_ENTRIES)
+
+
+def _digest(pairs: Dataset, columns: Sequence[str], about: Sequence[Any]) -> str:
+    """Digest of all that an entry depends on: text, the versions of libraries, and more."""
+    digest = xxhash.xxh3_128()
+    digest.update(repr([*about, *map(version, _LIBRARIES)]).encode())
+    for table in _tables(pairs):
+        for name in columns:
+            for text in table[name].chunks:
+                # The lengths decide where a text ends.
+                digest.update(pc.binary_length(text).to_numpy())
+                whole = pa.ListArray.from_arrays([0, len(text)], text)
+                digest.update(pc.binary_join(whole, "")[0].as_buffer())
+    return digest.hexdigest()
+
+
+def _tables(pairs: Dataset) -> Iterator[pa.Table]:
+    tables: Iterator[pa.Table] = pairs.with_format("arrow").iter(ROWS_AT_A_TIME)
+    return tables
+
+
+def _checksum(content: str) -> str:
+    return xxhash.xxh3_128_hexdigest(content.encode())
+
+
+def _read_ids(path: Path, num_pairs: int) -> Dataset | None:
+    """The ids in a file, which becomes the one last used; None if it is not there or not whole."""
+    try:
+        kept = Dataset.from_file(str(path))
+    except (OSError, pa.ArrowException):
+        return None
+    mark_used(path)
+    return kept if len(kept) == num_pairs else None
+
+
+def _read_tokenizer(path: Path) -> VanillaTransformerTokenizer | None:
+    """As `_read_ids`; also None if the file was changed."""
+    try:
+        checksum, _, content = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if checksum != _checksum(content):
+        return None
+    mark_used(path)
+    form, _, pipeline = content.partition("\n")
+    backend = Tokenizer.from_str(pipeline)
+    added = sorted(backend.get_added_tokens_decoder().items())
+    special_tokens = [token.content for _, token in added if token.special]
+    return VanillaTransformerTokenizer.of_pipeline(
+        backend, special_tokens, cast("UnicodeForm | None", form or None)
+    )

@@ -18,6 +18,7 @@ from transformers.utils import CONFIG_NAME
 from vanilla_transformer_tools.files import names_below, share_weights, write_lines
 from vanilla_transformer_tools.saved_folder import (
     CARD_FILE,
+    CURVES_FILE,
     FILES_FILE,
     LOG_FILE,
     RESULTS_FILE,
@@ -30,7 +31,6 @@ from vanilla_transformer_tools.saved_folder import (
     write_run,
 )
 from vanilla_transformer_tools.text.filters import DROPPED_FILE
-from vanilla_transformer_tools.training.run_record import CURVES_FILE
 
 # Folder of the adapter that a run trained, beside the merged model.
 ADAPTER_FOLDER = "adapter"

@@ -21,7 +21,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.settings import PRESETS, PresetName, TrainSettings
-from vanilla_transformer_tools.training.recipe import dtype_of_products, model_fields
+from vanilla_transformer_tools.training.recipe import dtype_of_products
+from vanilla_transformer_tools.training.starting_model import model_fields
 
 # Only this number of pairs, from the beginning, is examined; all of them are counted.
 EXAMINED_PAIRS = 100_000

@@ -22,10 +22,9 @@ from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.filters import FilteredPairs
-from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.parallel_text import ROWS_AT_A_TIME, store, temporary_room
 from vanilla_transformer_tools.text.token_ids import source_prefixes
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.text.units import units_of_tokens
 from vanilla_transformer_tools.translation.engines import aligned_layer

@@ -5,8 +5,14 @@ afterwards.
 """
 
 import copy
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +34,10 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     resolve,
 )
 from vanilla_transformer_tools.evaluation.metrics import METRICS
-from vanilla_transformer_tools.saved_folder import read_run
+from vanilla_transformer_tools.files import checksum, checksum_of_all
+from vanilla_transformer_tools.saved_folder import RUN_FILE, read_run
 from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
+from vanilla_transformer_tools.sharing.privacy import clean_record
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
 from vanilla_transformer_tools.training.auto_settings import (
@@ -41,9 +49,8 @@ from vanilla_transformer_tools.training.auto_settings import (
 from vanilla_transformer_tools.training.averaging import metric_of, split_metric
 from vanilla_transformer_tools.training.checkpoints import update_of
 from vanilla_transformer_tools.training.corpus_stats import measure
-from vanilla_transformer_tools.training.recipe import AVERAGED, new_config, schedule
-from vanilla_transformer_tools.training.run_record import continued_record, describe_run
-from vanilla_transformer_tools.training.starting_model import NEW, Start
+from vanilla_transformer_tools.training.recipe import last_checkpoints, schedule
+from vanilla_transformer_tools.training.starting_model import NEW, Start, new_config
 from vanilla_transformer_tools.translation.engine_choice import INNER_ENDS, MOST_INNER_ENDS
 from vanilla_transformer_tools.translation.sentences import has_inner_end
 
@@ -60,6 +67,63 @@ PAIRS_FOR_PAPER = 1_000_000
 # Share of the free memory that is planned with. The rest is for gradients of activations, unequal
 # batches, and blocks that the allocator cannot use.
 PLANNED_SHARE = 0.7
+
+
+_PACKAGES = (
+    "vanilla-transformer",
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
+)
+
+# Length of a run, its reports, what it saves and where: none of these changes an update, or the way
+# in which checkpoints are scored.
+_SETTINGS_THAT_MAY_CHANGE = {
+    "resume",
+    "data",
+    "minutes",
+    "max_minutes",
+    "finish_within",
+    "metrics",
+    "validation_sets",
+    "average_last",
+    "early_stopping_patience",
+    "language",
+    "dataset_tags",
+    "license",
+    "teacher_max_tokens_per_batch",
+}
+
+# Names of Trainer's arguments, or how they begin.
+_ARGUMENTS_THAT_MAY_CHANGE = (
+    "output_dir",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_eval_batch_size",
+    "predict",
+    "do_",
+    "report_to",
+    "run_name",
+    "project",
+    "disable_tqdm",
+    "load_best_model_at_end",
+    "dataloader_",
+    "local_rank",
+    "ddp_timeout",
+    "ddp_find_unused_parameters",
+    "use_cpu",
+    "skip_memory_metrics",
+    "eval_",
+    "include_",
+    "log_",
+    "logging_",
+    "save_",
+    "trackio_",
+)
 
 
 class Memory(NamedTuple):
@@ -110,10 +174,9 @@ class RunPlan:
     @property
     def averaged(self) -> int:
         """Number of last checkpoints to average; by default one where no scores can compare."""
-        if self.settings.average_last is not None:
-            return self.settings.average_last
         is_scored = self.settings.validation and self.arguments.eval_strategy != "no"
-        return AVERAGED if is_scored else 1
+        is_averaged = is_scored or self.settings.average_last is not None
+        return last_checkpoints(self.settings) if is_averaged else 1
 
     @property
     def last_evaluations(self) -> int:
@@ -170,6 +233,8 @@ def plan_run(
     step = -(-len(pairs) // _LINES_OF_SENTENCES)
     lines = pairs.select(range(0, len(pairs), step))["source"]
     share = round(sum(map(has_inner_end, lines)) / len(lines), 4)
+    recorded = previous.get("bleu_tokenizers", {})
+    tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     decisions: tuple[Decision, ...] = ()
     if settings.minutes is not None and not checkpoint:
         stats = measure(settings.minutes, arguments, pairs)
@@ -184,14 +249,14 @@ def plan_run(
             f"after {config.last_position} tokens. Give --max_length {config.last_position}, or, "
             "for a new model, more positions: --config max_position_embeddings=N."
         )
-    recorded = previous.get("bleu_tokenizers", {})
-    tokenizers = _choose_tokenizers(settings, corpus.validation, recorded)
     _choose_metric(arguments, tokenizers)
     known = previous.get("settings", {}).get("max_tokens_per_batch")
     tokens, reason = settings.max_tokens_per_batch or known, ""
     if not tokens:
         number = None if settings.streaming else len(pairs)
-        tokens, reason = choose_batch_size(settings, arguments, config, number, decisions)
+        chosen = {decision.option: decision.value for decision in decisions}
+        planned = chosen.get("max_tokens_per_batch")
+        tokens, reason = choose_batch_size(settings, arguments, config, number, planned)
     settings = replace(settings, max_tokens_per_batch=tokens)
     run = describe_run(settings, arguments, update_of(checkpoint.name) if checkpoint else 0)
     if checkpoint:
@@ -215,11 +280,10 @@ def _choose_tokenizers(
             chosen[name] = BleuTokenizer(**recorded[name])
             continue
         *_, file = settings.paths_of_validation[name]
-        languages = settings.language[1:2]
-        language = None if holds_both_sides(file) else language_of_file(file)
-        language = settings.target_language or language or next(iter(languages), None)
+        of_file = None if holds_both_sides(file) else language_of_file(file)
+        languages = [settings.target_language, of_file, *settings.language[1:2]]
         references = pairs["target"][:]
-        chosen[name] = resolve(settings.bleu_tokenize, references, language, settings.pretokenized)
+        chosen[name] = resolve(settings.bleu_tokenize, references, languages, settings.pretokenized)
     return chosen
 
 
@@ -241,7 +305,7 @@ def choose_batch_size(
     arguments: TrainingArguments,
     config: VanillaTransformerConfig,
     pairs: int | None,
-    decisions: Collection[Decision] = (),
+    planned: int | None = None,
 ) -> tuple[int, str]:
     """Tokens of a batch that the user did not choose: of the rule or the device, if they fit.
 
@@ -250,14 +314,12 @@ def choose_batch_size(
         arguments: Trainer's arguments.
         config: The model's config.
         pairs: Number of training pairs; None for a stream.
-        decisions: Decisions of --minutes, of which one may be on the batches.
+        planned: Tokens that a rule of --minutes chose; None: none did.
 
     Returns:
         Source plus target tokens of a batch, over all processes together, and the reason, which is
         empty where there is nothing to explain.
     """
-    chosen = {decision.option: decision.value for decision in decisions}
-    planned = chosen.get("max_tokens_per_batch")
     free = free_memory(arguments.device)
     if free is None:
         return planned or TOKENS, ""
@@ -345,3 +407,105 @@ def estimated_memory(
     # Embeddings of both sides; hidden states of targets and their gradient in the loss.
     ends = 2 * 5 * d_model + 10 * d_model
     return Memory(fixed, passes * (source + target + ends) // 2)
+
+
+def hardware(device: torch.device) -> str:
+    """Human-readable name of the devices that a run on `device` uses."""
+    if device.type == "cuda":
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    if device.type == "mps":
+        return f"Apple GPU, {platform.processor()}"
+    return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+
+
+def describe_run(
+    settings: TrainSettings, arguments: TrainingArguments, first_update: int
+) -> dict[str, Any]:
+    """Settings, data, versions and hardware of a run, as JSON that may be published.
+
+    It holds no secrets, and only the last part of each path; `sha256` identifies the data, and
+    `first_update` is the number of updates before it, in a run that is resumed.
+    """
+    record = {
+        "first_update": first_update,
+        "command": sys.argv,
+        "hardware": hardware(arguments.device),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in _PACKAGES},
+        "commit": _commit(),
+        "sha256": _checksums(settings),
+        "settings": asdict(settings),
+        "arguments": arguments.to_dict(),
+    }
+    return clean_record(record)
+
+
+def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a resumed run, which keeps what each previous run was made from.
+
+    Args:
+        previous: Record of the run so far; empty if there is none.
+        run: Description of the run that is about to begin.
+
+    Raises:
+        ValueError: If there is no record, or if anything differs that changes an update; the
+            message names all.
+    """
+    if not previous:
+        raise ValueError(
+            f"--resume needs the {RUN_FILE} of the run in --output_dir, got none. Restore it, or "
+            "train in another folder, with --init_from a checkpoint."
+        )
+    # Fields that one release lacks are ignored.
+    settings, arguments, sums = (
+        [
+            (name, before, run[part][name])
+            for name, before in previous.get(part, {}).items()
+            if run[part].get(name, before) != before
+        ]
+        for part in ("settings", "arguments", "sha256")
+    )
+    changed = [each for each in settings if each[0] not in _SETTINGS_THAT_MAY_CHANGE]
+    changed += [each for each in arguments if not each[0].startswith(_ARGUMENTS_THAT_MAY_CHANGE)]
+    faults = [f"--{name} was {before!r}, got {now!r}" for name, before, now in changed]
+    faults += [
+        f"{name} has other content than it had (SHA-256 {before[:12]}..., got {now[:12]}...)"
+        for name, before, now in sums
+    ]
+    if faults:
+        raise ValueError(
+            "--resume continues a run with its own settings and data, got others:\n"
+            + "\n".join(faults)
+            + "\nGive the same ones, or train in another folder, with --init_from this one."
+        )
+    kept = {name: previous[name] for name in run if name in previous}
+    return {**previous, **run, "previous_runs": [*previous.get("previous_runs", []), kept]}
+
+
+def _checksums(settings: TrainSettings) -> dict[str, str]:
+    """SHA-256 by path of the files and folders that a run learns from; the Hub's are left out."""
+    validation = chain.from_iterable(settings.paths_of_validation.values())
+    paths = [*settings.train, *validation, *(settings.filter_overlap or ())]
+    paths += [path for path in (settings.symbols, settings.alignments) if path]
+    checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
+    for path in filter(os.path.isdir, paths):
+        # Those are copies that `datasets` computed from the dataset.
+        files = [file for file in Path(path).rglob("*") if not file.name.startswith("cache-")]
+        checksums[path] = checksum_of_all(files)
+    if settings.init_from and os.path.isdir(settings.init_from):
+        weights = Path(settings.init_from).glob("*.safetensors")
+        checksums[settings.init_from] = checksum_of_all(weights)
+    return checksums
+
+
+def _commit() -> str | None:
+    """Commit of the source tree that this package runs from; None for an installed wheel."""
+    # A wheel may be installed inside of another repository, which does not list its files.
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commands = ["ls-files", "--error-unmatch", __file__], ["describe", "--always", "--dirty"]
+    try:
+        for command in commands:
+            done = subprocess.run([*git, *command], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

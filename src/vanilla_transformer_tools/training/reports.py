@@ -1,18 +1,22 @@
-"""Output of a run: a forecast of sizes, memory and time before its first update, then progress.
+"""Output of a run: a forecast of sizes, memory and time, then progress, a log and its curves.
 
 Progress is one bar on a terminal, and one line a report in a file or a pipe.
 """
 
+import json
+import math
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from accelerate import PartialState
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
@@ -20,16 +24,20 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.evaluation.metrics import METRICS
+from vanilla_transformer_tools.figures import new_figure, save_figure
+from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.progress import bar_on_terminal, duration
+from vanilla_transformer_tools.saved_folder import CURVES_FILE, LOG_FILE
 from vanilla_transformer_tools.settings import VALIDATION
 from vanilla_transformer_tools.text.token_ids import unknown_strings
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.training.averaging import metric_of
+from vanilla_transformer_tools.training.plan import hardware
 from vanilla_transformer_tools.training.recipe import dtype_of_products
-from vanilla_transformer_tools.training.run_record import hardware
 from vanilla_transformer_tools.training.stopping import StopOnRequest
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
+_NOT_FINITE = ("nan", "inf", "-inf")
 # Most batches that are tried; fewer if they are slow.
 TRIED_BATCHES = 6
 SECONDS_OF_TRIAL = 3.0
@@ -292,3 +300,130 @@ class Progress(TrainerCallback):
     def _say(self, args: TrainingArguments, *parts: str) -> None:
         if args.should_log:
             print("  ".join(filter(None, parts)), flush=True)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The reports that `JsonLinesLog` wrote; an empty list if there is no file.
+
+    Raises:
+        ValueError: If a line is no report. The last line may be one that a kill has cut.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    *lines, _ = text.split("\n")
+    reports = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            report = json.loads(line).items()
+            reports.append(
+                {name: float(value) if value in _NOT_FINITE else value for name, value in report}
+            )
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"Line {number} of {path} must be a JSON object, got {line[:60]!r}. Take it out."
+            ) from error
+    return reports
+
+
+def _line(report: dict[str, Any]) -> str:
+    """A report in JSON, which has no numbers that are not finite: those are strings."""
+    values = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in report.items()
+    }
+    return json.dumps(values)
+
+
+class JsonLinesLog(TrainerCallback):
+    """Appends every report of Trainer to a file, one JSON object a line.
+
+    Reports of the loss also have `outside_step`: the share, 0 to 1, of the time since the previous
+    report that was spent outside of forward and backward passes and optimizer, mostly on waiting
+    for batches. Evaluation has a report of its own, so its time is not included.
+
+    Args:
+        path: File of the log.
+        first_update: Update of the checkpoint that a run is resumed from. Later reports are
+            removed, because they will be written again, but their minutes count. 0: an existing
+            file is replaced; its run ended before its first checkpoint.
+    """
+
+    def __init__(self, path: Path, first_update: int) -> None:
+        self.path = path
+        reports = read_log(path) if first_update else []
+        self.started = time.monotonic() - sum(60 * report["minutes"] for report in reports[-1:])
+        if PartialState().is_main_process:
+            kept = [report for report in reports if report["step"] <= first_update]
+            if kept:
+                write_lines(path, map(_line, kept))
+            else:
+                path.unlink(missing_ok=True)
+        # Seconds inside of updates since the last report, and the time of that report.
+        self.inside = 0.0
+        self.since: float | None = None
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of training, those before it was resumed included."""
+        return (time.monotonic() - self.started) / 60
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Starts the clock of an update, whose batches have been loaded."""
+        self.step_began = time.monotonic()
+        self.since = self.since or self.step_began
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Stops the clock of an update."""
+        self.inside += time.monotonic() - self.step_began
+
+    def on_log(
+        self, _: Any, state: TrainerState, *others: Any, logs: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """Writes one report."""
+        now = time.monotonic()
+        if self.since is None:
+            # There was no update, so the mean loss is of nothing.
+            logs = {name: value for name, value in logs.items() if name != "train_loss"}
+        else:
+            if "loss" in logs:
+                logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
+            self.since = now
+        self.inside = 0.0
+        if not state.is_world_process_zero:
+            return
+        report = {"step": state.global_step, "minutes": round(self.minutes, 3), **logs}
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(_line(report) + "\n")
+
+
+def plot_curves(folder: Path, metric: str) -> Path:
+    """Draws the reports in a run's `log.jsonl` over minutes of training.
+
+    Args:
+        folder: Folder of the run.
+        metric: Validation score to draw, such as "bleu".
+
+    Returns:
+        The picture, `curves.svg` in the folder.
+
+    Raises:
+        ImportError: If matplotlib is not installed; the message says how to install it.
+        OSError: If the log cannot be read, or the picture cannot be written.
+    """
+    figure = new_figure(6.4, 7.2)
+    panels = {
+        "cross-entropy a token, nats": {"loss": "training", "eval_loss": "validation"},
+        metric: {f"eval_{metric}": "validation, greedy"},
+        "learning rate": {"learning_rate": "schedule"},
+    }
+    reports = read_log(folder / LOG_FILE)
+    for axes, (title, curves) in zip(
+        figure.subplots(len(panels), sharex=True), panels.items(), strict=True
+    ):
+        axes.set_ylabel(title)
+        for name, label in curves.items():
+            points = [(report["minutes"], report[name]) for report in reports if name in report]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label)
+                axes.legend()
+    axes.set_xlabel("minutes")
+    return save_figure(figure, folder / CURVES_FILE)

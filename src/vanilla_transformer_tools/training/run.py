@@ -58,13 +58,17 @@ from vanilla_transformer_tools.training.checkpoints import (
     update_of,
     with_intact_weights,
 )
-from vanilla_transformer_tools.training.checks import check_settings
 from vanilla_transformer_tools.training.guided_alignment import guided
 from vanilla_transformer_tools.training.optimizer import muon_and_adam
 from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
-from vanilla_transformer_tools.training.reports import forecast, progress_shown
-from vanilla_transformer_tools.training.run_record import JsonLinesLog, plot_curves
+from vanilla_transformer_tools.training.recipe import check_settings
+from vanilla_transformer_tools.training.reports import (
+    JsonLinesLog,
+    forecast,
+    plot_curves,
+    progress_shown,
+)
 from vanilla_transformer_tools.training.starting_model import build_model, load_start, merge_adapter
 from vanilla_transformer_tools.training.stopping import (
     StopOnRequest,

@@ -1,9 +1,12 @@
-"""The tokenizers and the model that a run starts with, and what it trains of a saved model.
+"""The tokenizers and the model that a run starts with: its config, and what is trained of it.
 
-That is all of it, all but what is frozen, or an adapter (LoRA, Hu et al. 2021), which is merged.
+Of a saved model that is all, all but what is frozen, or an adapter (LoRA, Hu et al. 2021), which
+is merged.
 """
 
 import copy
+import difflib
+import json
 import re
 from collections import defaultdict
 from fnmatch import fnmatchcase
@@ -33,11 +36,34 @@ from vanilla_transformer_tools.saved_folder import (
     load_model,
     read_generation_config,
 )
-from vanilla_transformer_tools.settings import LORA_TARGET_MODULES, MAX_EXTRA_TOKENS, TrainSettings
-from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.token_cache import cached_tokenizer
+from vanilla_transformer_tools.settings import (
+    LORA_TARGET_MODULES,
+    MAX_EXTRA_TOKENS,
+    PRESETS,
+    TrainSettings,
+)
+from vanilla_transformer_tools.text.token_ids import cached_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.checkpoints import ADAPTER_FOLDER
+
+# Config fields that the command line sets by other options.
+_SET_ELSEWHERE = {
+    "vocab_size": "--vocab_size",
+    "decoder_vocab_size": "--separate_vocabularies with --target_vocab_size",
+    "label_smoothing": "--label_smoothing_factor",
+    "dtype": "--bf16 or --fp16",
+}
+
+# Fields of a config that belong to the tokenizers.
+_VOCABULARY_FIELDS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "share_encoder_decoder_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
 
 # Section 6.1.
 NUM_BEAMS = 4
@@ -65,6 +91,73 @@ _PARTS = {
 }
 # Names that an error gives as examples.
 _EXAMPLES = 4
+
+
+def config_overrides(settings: TrainSettings) -> dict[str, Any]:
+    """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
+
+    Raises:
+        ValueError: If one is no assignment, no field of the config, or set by another option.
+    """
+    fields = VanillaTransformerConfig.__dataclass_fields__
+    overrides, faults = {}, []
+    for assignment in settings.config:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            faults.append(f"--config takes KEY=VALUE, got {assignment!r}.")
+        elif name in _SET_ELSEWHERE:
+            faults.append(f"--config {name}: use {_SET_ELSEWHERE[name]} instead.")
+        elif name not in fields:
+            nearest = difflib.get_close_matches(name, fields, n=1)
+            hint = f" Did you mean {nearest[0]}?" if nearest else ""
+            faults.append(f"--config: VanillaTransformerConfig has no field {name!r}.{hint}")
+        else:
+            try:
+                overrides[name] = json.loads(text)
+            except json.JSONDecodeError:
+                overrides[name] = text
+    if settings.separate_vocabularies and overrides.get("share_encoder_decoder_embeddings"):
+        faults.append(
+            "--config share_encoder_decoder_embeddings must be false with "
+            "--separate_vocabularies, which share no table, got true. Leave one of the two out."
+        )
+    if faults:
+        raise ValueError("\n".join(faults))
+    return overrides
+
+
+def model_fields(settings: TrainSettings) -> dict[str, Any]:
+    """Config fields of a new model: its preset, and what --config changes in it."""
+    return PRESETS[settings.preset].config() | config_overrides(settings)
+
+
+def new_config(
+    settings: TrainSettings, saved: VanillaTransformerConfig | None
+) -> VanillaTransformerConfig:
+    """The config of a new model, whose vocabularies are as large as they may become.
+
+    Args:
+        settings: Settings of the run.
+        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the
+            settings do.
+
+    Raises:
+        ValueError: If --config contradicts the vocabulary of --tokenizer.
+    """
+    fields = model_fields(settings)
+    if settings.tokenizer and (set_twice := sorted(fields.keys() & set(_VOCABULARY_FIELDS))):
+        raise ValueError(
+            f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
+            "decides on them. Leave either out."
+        )
+    if saved:
+        fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
+    else:
+        fields["vocab_size"] = settings.vocab_size
+        if settings.separate_vocabularies:
+            fields["share_encoder_decoder_embeddings"] = False
+            fields["decoder_vocab_size"] = settings.target_vocab_size or settings.vocab_size
+    return VanillaTransformerConfig(**fields)
 
 
 class Start(NamedTuple):
@@ -151,6 +244,7 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
         # Those of a model are compared when it is loaded.
         check_files(name)
     config = load_config(name) if find_file(name, CONFIG_NAME) else None
+    defaults = read_generation_config(name)
     if config is not None and not isinstance(config, VanillaTransformerConfig):
         got = f"a model of the type {config.model_type!r} in {name!r}"
         raise ValueError(_NOT_OURS.format(got))
@@ -158,10 +252,24 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
     if not (config or isinstance(tokenizers.source, VanillaTransformerTokenizer)):
         got = f"a {type(tokenizers.source).__name__} in {name!r}"
         raise ValueError(_NOT_OURS.format(got))
-    if not settings.tag_column:
+    if settings.tag_column:
+        tokenizers.check_tags(name)
+    else:
         languages = settings.source_language, settings.target_language
-        tokenizers = tokenizers.between(*languages, read_generation_config(name))
-    _check_vocabularies(settings, name, tokenizers)
+        tokenizers = tokenizers.between(*languages, defaults)
+    source = tokenizers.source
+    if getattr(source, "src_vocab_size", None) != getattr(source, "tgt_vocab_size", None):
+        raise ValueError(
+            f"{type(source).__name__} of {name!r} has two vocabularies and encodes text with the "
+            "first only, so there are no labels to train on. Translate with the model, or train "
+            "one from the beginning."
+        )
+    if settings.separate_vocabularies and tokenizers.is_joint:
+        raise ValueError(
+            "--separate_vocabularies needs a model that was trained with it, got one vocabulary "
+            f"of {len(source):,} entries for both sides in {name!r}. Leave it out, or train a "
+            "model from the beginning."
+        )
     return Start(tokenizers, config=config)
 
 
@@ -173,7 +281,6 @@ def _initialise_model(
     if start.config is None:
         config.vocab_size = len(tokenizers.source)
         if not tokenizers.is_joint:
-            config.share_encoder_decoder_embeddings = False
             config.decoder_vocab_size = len(tokenizers.target)
     model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.update(
@@ -183,29 +290,6 @@ def _initialise_model(
         max_length=1 + max_length + MAX_EXTRA_TOKENS,
     )
     return model
-
-
-def _check_vocabularies(settings: TrainSettings, start: str, tokenizers: TokenizerPair) -> None:
-    """Rejects settings that the tokenizers of the saved model `start` do not support."""
-    source = tokenizers.source
-    if settings.tag_column and language_codes(source):
-        raise ValueError(
-            f"--tag_column needs a model with tags of languages before its sources, got "
-            f"{type(source).__name__} in {start!r}, which names the languages of both sides. Train "
-            "one direction at a time, with --source_language and --target_language."
-        )
-    if getattr(source, "src_vocab_size", None) != getattr(source, "tgt_vocab_size", None):
-        raise ValueError(
-            f"{type(source).__name__} of {start!r} has two vocabularies and encodes text with the "
-            "first only, so there are no labels to train on. Translate with the model, or train "
-            "one from the beginning."
-        )
-    if settings.separate_vocabularies and tokenizers.is_joint:
-        raise ValueError(
-            "--separate_vocabularies needs a model that was trained with it, got one vocabulary "
-            f"of {len(tokenizers.source):,} entries for both sides in {start!r}. Leave it out, or "
-            "train a model from the beginning."
-        )
 
 
 def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:

@@ -45,8 +45,7 @@ from vanilla_transformer_tools.saved_folder import (
     read_run,
 )
 from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
-from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import tokens_by_id
+from vanilla_transformer_tools.text.tokenizer_pair import language_codes, tokens_by_id
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.search import (

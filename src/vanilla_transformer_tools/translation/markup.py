@@ -15,6 +15,7 @@ from html import unescape
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.translation.placing import Line, MarkedPiece, Span, escaped_html
+from vanilla_transformer_tools.translation.segments import join_pieces
 
 # What is between two of their tags is a line.
 _BLOCKS = frozenset(
@@ -135,6 +136,17 @@ def _open(path: list[_Element], tag: re.Match[str]) -> None:
     # Unless there is an end tag.
     element.end = f"</{tag['start']}>"
     path.append(element)
+
+
+def joiner_of(line: Line) -> Callable[[Sequence[str]], str]:
+    """What joins the translations of the pieces of a line."""
+    return _join_html if isinstance(line, MarkedPiece) and line.is_html else join_pieces
+
+
+def _join_html(translations: Sequence[str]) -> str:
+    """As `join_pieces`; the no-break spaces of HTML are white space too."""
+    texts = [text.replace("&nbsp;", "\xa0") for text in translations]
+    return join_pieces(texts).replace("\xa0", "&nbsp;")
 
 
 # Lines of a text, and what makes a text of their translations.

@@ -5,8 +5,7 @@ from itertools import islice
 
 from transformers import BatchEncoding
 
-from vanilla_transformer_tools.text.languages import end_length
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import without_surrogates
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.text.blanks import BLANKS, without_blank_ends
-from vanilla_transformer_tools.text.languages import end_length
+from vanilla_transformer_tools.text.tokenizer_pair import end_length
 from vanilla_transformer_tools.translation.sentences import sentence_ends, split_line
 
 # Python's replacements for bytes that are not UTF-8; they never occur in text.
@@ -21,8 +21,6 @@ _NO_BLANK_AFTER = re.compile(
 )
 
 Text = TypeVar("Text")
-
-_BLANK_OF_HTML = "&nbsp;"
 
 # First guess of the characters of a token; most text has fewer.
 _CHARACTERS = 8
@@ -77,8 +75,7 @@ def join_pieces(translations: Sequence[str]) -> str:
     """
     line = ""
     for text in translations:
-        has_blank = line.endswith(_BLANK_OF_HTML) or text.startswith(_BLANK_OF_HTML)
-        needs_blank = line and text and not (has_blank or line[-1].isspace() or text[0].isspace())
+        needs_blank = line and text and not (line[-1].isspace() or text[0].isspace())
         line += " " * bool(needs_blank and not _NO_BLANK_AFTER.match(line[-1])) + text
     return line
 

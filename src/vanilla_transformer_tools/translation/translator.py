@@ -12,9 +12,9 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.settings import EngineName
 from vanilla_transformer_tools.text.blanks import blank_ends
-from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.tokenizer_pair import (
     TokenizerPair,
+    end_length,
     has_target_vocabulary,
     knows_both_sides,
     speller,
@@ -32,7 +32,7 @@ from vanilla_transformer_tools.translation.marks import (
     symbols_of,
     with_items,
 )
-from vanilla_transformer_tools.translation.markup import split_html
+from vanilla_transformer_tools.translation.markup import joiner_of, split_html
 from vanilla_transformer_tools.translation.placing import Line, MarkedPiece
 from vanilla_transformer_tools.translation.results import (
     Piece,
@@ -424,7 +424,8 @@ class Translator:
                     number,
                     missing,
                 )
-            yield join_parts([translation for translation, _ in ready])
+            found = [translation for translation, _ in ready]
+            yield found[0] if len(found) == 1 else join_parts(found, joiner_of(row[0]))
 
     def _warn_of_cut(self, number: int, parts: list[Piece]) -> None:
         """Warns of the line of this number if it has more parts than sentences."""

@@ -7,8 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.added_tokens_vanilla_transformer import is_of_words
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.text.languages import end_length
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.results import Piece
 
