@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from vanilla_transformer_tools.commands import translate as translate_command
 from vanilla_transformer_tools.commands.outputs import open_alone
-from vanilla_transformer_tools.commands.translate import record_path
+from vanilla_transformer_tools.commands.translate import JobRecord, record_path
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
@@ -173,18 +174,55 @@ def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tm
 
     assert run(*argv, "--num_beams", 1, "--resume")[0] == 0
     assert out.read_bytes() == run(*argv[:4], *argv[6:], "--num_beams", 1)[1]
-    assert not (tmp_path / "out.job.json").exists()
 
 
-def test_output_is_on_disk_before_its_record_is_deleted(run, job, monkeypatch):
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_resume_leaves_a_complete_output_as_it_is(run, job, was_killed, monkeypatch):
+    argv, out = job()
+    assert run(*argv, "--resume")[0] == 0
+    monkeypatch.setattr(Translator, "from_pretrained", None)
+    record, before = JobRecord.read(record_path(out)), out.read_bytes()
+    if was_killed:
+        replace(record, output={}).write(record_path(out))
+    else:
+        monkeypatch.setattr(translate_command, "version", lambda _: "99.0")
+
+    status, printed, err = run(*argv, "--resume")
+
+    assert (status, printed, out.read_bytes()) == (0, b"", before)
+    assert f"{out} is complete: {len(LINES)} lines" in err
+    assert_refused(run(*argv, "--num_beams", 1, "--resume"), out, before, "--num_beams 1 instead")
+
+
+def test_resume_refuses_a_complete_output_that_has_changed(run, job):
+    argv, out = job()
+    assert run(*argv, "--resume")[0] == 0
+    out.write_bytes(out.read_bytes().swapcase())
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, out.read_bytes(), "other translations in it than were written")
+
+
+def test_job_that_cannot_be_resumed_leaves_no_record(run, folder, tmp_path):
+    assert run("--model", folder, "--output", tmp_path / "out", "ja")[0] == 0
+
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_output_is_on_disk_before_its_record_says_that_it_is_complete(run, job, monkeypatch):
     argv, out = job()
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda _: synced.append(record_path(out).exists()))
+
+    def note(_):
+        synced.append(bool(JobRecord.read(record_path(out)).output))
+
+    monkeypatch.setattr(os, "fsync", note)
 
     assert run(*argv, "--resume")[0] == 0
 
-    assert synced == [True]
-    assert not record_path(out).exists()
+    assert synced == [False]
+    assert JobRecord.read(record_path(out)).output
 
 
 def test_devices_have_no_record(run, folder, tmp_path):
