@@ -10,7 +10,7 @@ from vanilla_transformer_tools.commands.command import (
     build_parser,
     check_model,
     load_translator,
-    refuse,
+    parse,
 )
 from vanilla_transformer_tools.commands.outputs import check_output, check_room
 from vanilla_transformer_tools.files import looks_like_a_path
@@ -33,9 +33,7 @@ example:
 def evaluate(argv: list[str]) -> None:
     """Score the translations of a test set, by a model or from a file."""
     parser = build_parser(evaluate, EvaluateSettings, _EXAMPLE)
-    namespace, unknown = parser.parse_known_args(argv)
-    refuse(unknown, parser)
-    settings = EvaluateSettings(**vars(namespace))
+    settings = EvaluateSettings(**parse(parser, argv))
     _check(parser, settings)
 
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
