@@ -16,7 +16,6 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.evaluate import _like
 from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, test_sets
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
-from vanilla_transformer_tools.evaluation.test_sets import NamedTestSet
 from vanilla_transformer_tools.interop import export as exporting
 from vanilla_transformer_tools.settings import (
     PRESETS,
@@ -319,8 +318,8 @@ def test_evaluate_takes_further_references(evaluate, tmp_path):
 def test_evaluate_takes_a_test_set_of_the_list_of_sacrebleu(evaluate, tmp_path, monkeypatch):
     file = tmp_path / "second"
     file.write_text("c\n", encoding="utf-8")
-    named = NamedTestSet("wmt19 de-zh", "s", ["r", str(file)], "zh")
-    monkeypatch.setattr(test_sets, "named_test_set", lambda _: named)
+    found = "wmt19 de-zh", "zh", ["s", "r", str(file)]
+    monkeypatch.setattr(test_sets, "find_test_set", lambda _: found)
 
     calls = evaluate("--test", "sacrebleu:wmt19:de-zh", model=True)
 

@@ -67,7 +67,7 @@ def test_best_usable_tokenizer_is_chosen_with_its_reason(language, installed, ex
     usable(*installed)
 
     for name in (None, language):
-        choice = resolve("auto", LINES[language], name)
+        choice = resolve("auto", LINES[language], [name])
         assert (choice.name, choice.fits) == (expected, True)
         assert str(choice).startswith(f"{expected}: the ")
 
@@ -77,12 +77,12 @@ def test_language_decides_where_scripts_are_ambiguous(code, usable):
     usable("ja-mecab")
 
     assert resolve("auto", ["東京都"]).name == "zh"
-    choice = resolve("auto", ["東京都"], code)
+    choice = resolve("auto", ["東京都"], [None, code, "th"])
     assert (choice.name, choice.reason) == ("ja-mecab", f"the target language is Japanese ({code})")
 
 
 def test_names_and_languages_in_another_script_do_not_decide(usable):
-    assert resolve("auto", ["jintian tianqi hen hao"], "zh").name == "13a"
+    assert resolve("auto", ["jintian tianqi hen hao"], ["zh"]).name == "13a"
     assert resolve("auto", ["Xi Jinping (习近平) is the president of China"] * 9).name == "13a"
     assert resolve("auto", ["vanilla_transformer 是一个用于机器翻译的模型。"]).name == "zh"
 
@@ -108,8 +108,8 @@ def test_references_in_several_scripts_have_a_tokenizer_that_fits_all_or_none(
 
 
 def test_choice_of_a_person_and_tokenised_text_are_respected(usable):
-    assert str(resolve("intl", LINES["zh"], "zh")) == "intl"
-    assert resolve("auto", LINES["zh"], "zh", is_tokenized=True).name == "none"
+    assert str(resolve("intl", LINES["zh"], ["zh"])) == "intl"
+    assert resolve("auto", LINES["zh"], ["zh"], is_tokenized=True).name == "none"
     assert resolve("auto", ["", "123 ..."]).name == "13a"
 
 

@@ -208,8 +208,7 @@ def _write_pairs(settings: DistilSettings, folder: Path) -> None:
         # Some lines are enough to see the script.
         lines = list(islice(read_lines(folder / REFERENCES_FILE), 10_000))
         languages = [settings.target_language, *settings.language[1:2]]
-        language = next(filter(None, languages), None)
-        tokenizer = resolve(settings.bleu_tokenize, lines, language, settings.pretokenized).name
+        tokenizer = resolve(settings.bleu_tokenize, lines, languages, settings.pretokenized).name
         similarity = BLEU(effective_order=True, tokenize=tokenizer, force=True)
     pairs = [folder / name for name in PAIR_FILES]
     counts = write_pairs(

@@ -163,13 +163,12 @@ def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
 
     folder = _results_folder(settings)
     trained = read_run(str(folder)).get("settings") or {} if folder else {}
-    recorded = next(iter(trained.get("language", [])[1:2]), None)
-    language = settings.target_language or test_set.language or recorded
+    languages = [settings.target_language, test_set.language, *trained.get("language", [])[1:2]]
     references = [line for lines in test_set.references for line in lines]
     is_tokenized = trained.get("pretokenized", False)
     return {
         "metrics": settings.metrics,
-        "tokenize": resolve(settings.bleu_tokenize, references, language, is_tokenized),
+        "tokenize": resolve(settings.bleu_tokenize, references, languages, is_tokenized),
         "lowercase": settings.lowercase,
         "bootstrap": settings.bootstrap,
     }
@@ -177,15 +176,14 @@ def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
 
 def _load(settings: EvaluateSettings) -> _TestSet:
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import language_of_file
-    from vanilla_transformer_tools.evaluation.test_sets import is_named, named_test_set
+    from vanilla_transformer_tools.evaluation.test_sets import find_test_set, is_named
     from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 
     name, paths, further = "test", settings.test, settings.references or []
     language = language_of_file(paths[-1])
     if is_named(paths):
-        named = named_test_set(paths[0])
-        name, paths, language = named.name, [named.source, named.references[0]], named.language
-        further = [*named.references[1:], *further]
+        name, language, files = find_test_set(paths[0])
+        paths, further = files[:2], [*files[2:], *further]
     pairs = load_pairs(
         ParallelText(
             tuple(paths),

@@ -6,7 +6,7 @@ translation scores 0.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,7 +85,7 @@ _WRITINGS = (
 def resolve(
     tokenize: str | BleuTokenizer,
     references: Sequence[str],
-    language: str | None = None,
+    languages: Iterable[str | None] = (),
     is_tokenized: bool = False,
 ) -> BleuTokenizer:
     """The tokenizer for these references.
@@ -93,7 +93,8 @@ def resolve(
     Args:
         tokenize: Name of one of sacreBLEU's tokenizers, "auto", or a choice that was made before.
         references: Lines of the target language.
-        language: Code of the target language if it is known, such as zh, zho_Hans or zh_CN.
+        languages: Codes of the target language, such as zh, zho_Hans or zh_CN, the most certain
+            one first; None: unknown.
         is_tokenized: Whether blanks separate all tokens, punctuation included.
     """
     if isinstance(tokenize, BleuTokenizer):
@@ -102,7 +103,7 @@ def resolve(
         return BleuTokenizer(tokenize)
     if is_tokenized:
         return BleuTokenizer("none", "the model was trained on tokenised text")
-    return _choose(references, language)
+    return _choose(references, next(filter(None, languages), None))
 
 
 def language_of_file(path: str) -> str | None:

@@ -261,7 +261,7 @@ def score(
     """
     streams = transposed(predictions, references)
     check_bootstrap(bootstrap)
-    tokenizer = resolve(tokenize, list(chain(*streams)), language)
+    tokenizer = resolve(tokenize, list(chain(*streams)), [language])
     scores: Scores = {}
     for name, metric in build_metrics(metrics, tokenizer.name, lowercase).items():
         result = metric.corpus_score(predictions, streams, n_bootstrap=bootstrap)

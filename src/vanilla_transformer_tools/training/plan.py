@@ -215,11 +215,10 @@ def _choose_tokenizers(
             chosen[name] = BleuTokenizer(**recorded[name])
             continue
         *_, file = settings.paths_of_validation[name]
-        languages = settings.language[1:2]
-        language = None if holds_both_sides(file) else language_of_file(file)
-        language = settings.target_language or language or next(iter(languages), None)
+        of_file = None if holds_both_sides(file) else language_of_file(file)
+        languages = [settings.target_language, of_file, *settings.language[1:2]]
         references = pairs["target"][:]
-        chosen[name] = resolve(settings.bleu_tokenize, references, language, settings.pretokenized)
+        chosen[name] = resolve(settings.bleu_tokenize, references, languages, settings.pretokenized)
     return chosen
 
 
