@@ -22,7 +22,7 @@ from vanilla_transformer_tools.settings import ServeSettings
 from vanilla_transformer_tools.translation import Translator
 
 from ..conftest import save_small_model
-from ..support.http_service import SECONDS, Answer, RunningService, running, wait_until
+from ..support.http_service import SECONDS, RunningService, running, wait_until
 
 LINES = ["ein hund rennt.", "ja", "der alte mann schläft", "oh nein!", "x"]
 SETTINGS = ServeSettings(
@@ -496,15 +496,3 @@ def test_health_fails_when_nothing_is_answered(own_server):
 
     assert own_server.send("GET", "/health").status == 503
     assert own_server.send("HEAD", "/health").status == 503
-
-
-def test_stop_answers_everything_that_was_taken(blocked, expected):
-    futures = [blocked.occupy(), *(blocked.ask(line) for line in LINES)]
-    wait_until(lambda: blocked.waiting() == len("\n".join(["ja", *LINES, ""])))
-
-    blocked.server.server.should_exit = True
-    wait_until(lambda: not blocked.server.server.servers[0].is_serving())
-    blocked.gate.set()
-
-    answers: list[Answer] = [future.result(SECONDS) for future in futures]
-    assert [answer.content["translatedText"] for answer in answers] == expected("ja", *LINES)
