@@ -82,7 +82,7 @@ MISTAKES = [
     ("translate --model M --prefix_file pipe", "--prefix_file must be a regular file, .* 'pipe'"),
     ("translate --model M --prefix_file empty --input a", "got 0 in 'empty' and 4"),
     ("translate --model M --prefix_file short ja nein", "got 1 in 'short' and 2"),
-    ("translate --model M --input a --output mine", "'mine.job.json' must be the record of an in"),
+    ("translate --model M --input a --output mine", "'mine.job.json' must be the record of a tr"),
     ("translate --model M --input a --output deep --resume", "'deep.job.json' must be the record"),
     # Evaluating
     ("evaluate --test a --hypotheses z", "--hypotheses: there is no file 'z'"),
