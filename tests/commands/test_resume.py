@@ -162,9 +162,14 @@ def test_resume_leaves_a_complete_output_as_it_is(run, job, was_killed, monkeypa
     assert_refused(run(*argv, "--num_beams", 1, "--resume"), out, before, "--num_beams 1 instead")
 
 
-def test_resume_refuses_a_complete_output_that_has_changed(run, job):
+def test_resume_cuts_half_a_line_off_or_refuses_a_complete_output_that_has_changed(run, job):
     argv, out = job()
     assert run(*argv, "--resume")[0] == 0
+    record, before = JobRecord.read(record_path(out)), out.read_bytes()
+    replace(record, output={}).write(record_path(out))
+    out.write_bytes(before + b"half")
+    assert run(*argv, "--resume")[0] == 0
+    assert out.read_bytes() == before
     out.write_bytes(out.read_bytes().swapcase())
 
     outcome = run(*argv, "--resume")

@@ -220,8 +220,8 @@ class TranslationJob:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output already has all lines."""
-        return self.done > 0 and self.done == self.total
+        """Whether the output already has all lines, and nothing else."""
+        return 0 < self.kept == self.found and self.done == self.total
 
     def run(self, translator: "Translator") -> Report:
         """Translates, and writes each line as soon as it is done.

@@ -311,19 +311,11 @@ def _convert(
     tokenizer: PreTrainedTokenizerBase,
     load: Callable[[Path], CTranslate2Engine],
 ) -> None:
-    """Converts a model, and records whether both engines translate a sample of random tokens alike.
-
-    Args:
-        source: Folder of the model.
-        folder: Folder of the conversion; an earlier one is replaced.
-        engine: The model in float32.
-        tokenizer: Tokenizer of the source.
-        load: Loads a conversion.
+    """Converts a model, and records whether both engines translate random tokens alike.
 
     Raises:
         ValueError: If CTranslate2 cannot hold the model.
-        OSError: If the cache cannot be written or others can write there, or the model's files
-            have changed.
+        OSError: If the cache cannot be kept, or the model's files have changed.
     """
     from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
 
