@@ -135,6 +135,10 @@ MISTAKES = [
     (f"{SERVE} --allowed_hosts http://a.de", "without scheme and port, .* got 'http://a.de'"),
     (f"{SERVE} --allowed_origins a.de", "such as https://example.org, .* got 'a.de'"),
     ("serve --model M --port 0", "--source_language de"),
+    # Sharing
+    ("push me/x", "--model needs the folder of a model"),
+    ("push me/x --space me/y --save_space OUT", "exclude each other: leave one out"),
+    ("push me/x --web a", "--web needs --space"),
     ("demo --model ./none", "--model: there is no folder './none'"),
     ("demo --model M --prot 80", "unknown option --prot; did you mean --port?"),
     ("demo --model M --host 192.0.2.1", "cannot listen on 192.0.2.1:0: "),
