@@ -228,13 +228,17 @@ def test_search_of_the_teacher_is_as_asked_for(distil, monkeypatch, no_training)
 # Interruptions
 
 
-def assert_same_student(folder, whole):
+def assert_same_outputs(folder, whole):
     for name in FILES:
         assert (folder / "teacher" / name).read_bytes() == (whole / "teacher" / name).read_bytes()
+
+
+def assert_same_student(folder, whole):
+    assert_same_outputs(folder, whole)
     assert_same_weights(folder, whole)
 
 
-def test_interrupted_teacher_continues(distil, whole, tmp_path, monkeypatch):
+def test_interrupted_teacher_continues(distil, whole, tmp_path, monkeypatch, no_training):
     with interrupted_after(3):
         assert distil().status == 130
     outputs = tmp_path / "out" / "teacher" / "outputs.txt"
@@ -251,10 +255,10 @@ def test_interrupted_teacher_continues(distil, whole, tmp_path, monkeypatch):
     assert distil().status == 0
 
     assert calls == [4]
-    assert_same_student(tmp_path / "out", whole)
+    assert_same_outputs(tmp_path / "out", whole)
 
 
-def test_complete_outputs_are_not_translated_again(distil, whole, tmp_path, no_model, monkeypatch):
+def test_complete_outputs_are_not_translated_again(distil, whole, tmp_path, no_model, no_training):
     folder = tmp_path / "out" / "teacher"
     shutil.copytree(whole / "teacher", folder)
     # Killed before the record said that the outputs are complete.
@@ -263,7 +267,7 @@ def test_complete_outputs_are_not_translated_again(distil, whole, tmp_path, no_m
 
     assert distil().status == 0
 
-    assert_same_student(tmp_path / "out", whole)
+    assert_same_outputs(tmp_path / "out", whole)
 
 
 def killed(args, state):

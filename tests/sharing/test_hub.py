@@ -211,6 +211,7 @@ def client(hub, published, branches, latin_to_greek, tmp_path_factory):
     return [json.loads(line) for line in loaded], printed, list(hub.requests)
 
 
+@pytest.mark.slow
 def test_each_revision_generates_the_same_where_the_package_is_not_installed(client):
     main_branch, other = generate(make_model()), generate(make_model(factor=-1.0))
 
@@ -222,6 +223,7 @@ def test_each_revision_generates_the_same_where_the_package_is_not_installed(cli
     assert not {name for name in names if name.endswith((".bin", ".pt", ".pkl"))}
 
 
+@pytest.mark.slow
 def test_code_of_the_card_translates_where_the_package_is_not_installed(
     hub, client, latin_to_greek
 ):
