@@ -446,11 +446,6 @@ def test_presets_of_the_paper_have_its_sizes_and_schedule(
     assert preset.learning_rate == pytest.approx((d_model * preset.warmup_steps) ** -0.5, rel=0.02)
 
 
-def test_longest_translation_is_that_of_the_paper():
-    # Section 6.1: 50 tokens more than the source.
-    assert SearchSettings().max_extra_tokens == 50
-
-
 def test_data_is_the_folder_of_training_and_validation_files():
     settings = TrainSettings(
         data="corpus", train=["a.de", "/b/a.en"], validation=["v.de", "../v.en"]
