@@ -476,7 +476,9 @@ def test_push_uploads_no_bytes_that_were_not_checked(hub, make_folder, monkeypat
         assert repository.messages == ["initial commit"]
 
 
-def test_push_of_what_was_trained_here_is_not_refused(hub, make_folder, tmp_path, monkeypatch):
+def test_push_of_what_was_trained_here_and_of_words_about_paths_is_not_refused(
+    hub, make_folder, tmp_path, monkeypatch
+):
     folder = make_folder("clean")
     monkeypatch.setenv("HOME", str(tmp_path))
     arguments = Seq2SeqTrainingArguments(str(folder), use_cpu=True, hub_token=SECRET)
@@ -484,6 +486,9 @@ def test_push_of_what_was_trained_here_is_not_refused(hub, make_folder, tmp_path
     pair = [str(tmp_path / "a.de"), str(tmp_path / "a.en")]
     settings = TrainSettings(train=pair, max_tokens_per_batch=8192)
     write_json(folder / "run.json", **describe_run(settings, arguments, 0))
+    words = "/home/jo/file.txt C:\\Users\\jo /root/x hf_hub_download sk-learn Bearer AKIA"
+    learn(words, kind="word").save_pretrained(folder)
+    assert '"/home/jo/file.txt"' in (folder / "tokenizer.json").read_text("utf-8")
 
     assert command("--model", folder, "me/clean").startswith("The model is at ")
 
@@ -551,12 +556,3 @@ def test_hub_out_of_reach_is_told_alone(hub, make_folder, monkeypatch):
     message = command("--model", make_folder(), "me/nowhere")
 
     assert message.startswith("vanilla-transformer: the Hub cannot be reached: ")
-
-
-def test_vocabulary_of_words_about_paths_is_shared(hub, make_folder):
-    folder = make_folder("words")
-    words = "/home/jo/file.txt C:\\Users\\jo /root/x hf_hub_download sk-learn Bearer AKIA"
-    learn(words, kind="word").save_pretrained(folder)
-    assert '"/home/jo/file.txt"' in (folder / "tokenizer.json").read_text("utf-8")
-
-    assert command("--model", folder, "me/words").startswith("The model is at ")
