@@ -151,9 +151,8 @@ def load_engine(
     if kind == "auto" and cache_folder() is not None:
         reason = next(reasons_for_torch(names, dtype, settings or {}), "")
         try:
-            if not reason and (converted := _load_converted(names[0], tokenizer, load_torch)):
-                return converted
-            reason = reason or "CTranslate2 gave a different translation for a line of a sample"
+            if not reason:
+                return _load_converted(names[0], tokenizer, load_torch)
         except (ValueError, RuntimeError) as error:
             reason = str(error)
         except OSError as error:
@@ -234,8 +233,8 @@ def _load_export(names: list[str], dtype: str) -> LoadedEngine:
 
 def _load_converted(
     model: str, tokenizer: PreTrainedTokenizerBase, load_torch: Callable[[], TorchEngine]
-) -> LoadedEngine | None:
-    """Loads a model as converted for CTranslate2, which is done once; None if it does not agree."""
+) -> LoadedEngine:
+    """Loads a model as converted for CTranslate2, which is done once, if the engines agree."""
     # In the Hub's cache if the model comes from there.
     source = cast(Path, find_file(model, CONFIG_NAME)).parent
     if not any(source.glob("model*.safetensors")):
@@ -255,7 +254,7 @@ def _load_converted(
         check_files(model)
     mark_used(folder)
     if not agrees(folder):
-        return None
+        raise ValueError("CTranslate2 gave a different translation for a line of a sample")
     engine = load(folder)
     choice = f"{engine.name} translates: on this CPU it is faster for this model."
     return LoadedEngine(engine, config, choice)
