@@ -189,7 +189,7 @@ def test_line_without_end_is_refused(run, monkeypatch):
     ("share", "options"),
     [
         (0.01, ["--details"]),
-        (0.45, ["--num_beams", "2", "--n_best", "2"]),
+        (0.77, ["--num_beams", "2", "--n_best", "2"]),
         (1.0, ["--num_beams", "2", "--n_best", "2"]),
     ],
 )
