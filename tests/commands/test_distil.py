@@ -3,7 +3,7 @@
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from datasets.utils.logging import disable_progress_bar, enable_progress_bar
@@ -11,7 +11,6 @@ from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.commands.distil import DistilSettings
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.training import recipe
 from vanilla_transformer_tools.training import run as training
@@ -180,49 +179,6 @@ def test_pairs_may_have_any_form_that_training_reads(
     # Those of the validation pairs.
     assert (settings.source_column, settings.target_column) == ("one.de", "other")
     assert [source for source, _ in pairs_of(tmp_path / "out")] == ["zwei drei"]
-
-
-# Another value of each option of the teacher.
-OF_THE_TEACHER = {
-    "n_best": 2,
-    "engine": "ctranslate2",
-    "source_language": "de",
-    "target_language": "en",
-    "dtype": "bfloat16",
-    "num_beams": 5,
-    "length_penalty": 0.25,
-    "max_extra_tokens": 7,
-    "max_tokens_per_batch": 99,
-    "max_source_length": 33,
-    "trust_remote_code": True,
-}
-
-
-def test_search_of_the_teacher_is_as_asked_for(distil, monkeypatch, no_training):
-    loaded = []
-
-    def load(models, **settings):
-        loaded.append(settings)
-        raise ValueError("arrived")
-
-    monkeypatch.setattr(Translator, "from_pretrained", load)
-    names = {field.name for field in fields(DistilSettings)}
-
-    distil(
-        *(
-            f"--teacher_{name}={value}"
-            for name, value in OF_THE_TEACHER.items()
-            if value is not True
-        ),
-        "--teacher_trust_remote_code",
-    )
-
-    expected = {**OF_THE_TEACHER, "num_hypotheses": OF_THE_TEACHER["n_best"]}
-    del expected["n_best"]
-    assert {name: loaded[0][name] for name in expected} == expected
-    assert {name for name in names if name.startswith("teacher_")} == {
-        f"teacher_{name}" for name in OF_THE_TEACHER
-    }
 
 
 # Interruptions
