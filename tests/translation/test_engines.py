@@ -184,7 +184,8 @@ def test_sampling_among_one_token_is_greedy_search(tiny_model, other_model, sett
         # Ids come back all the same.
         ({}, {"renormalize_logits": True, "return_dict_in_generate": True}),
         ({"num_beams": 4, "num_hypotheses": 3, "length_penalty": 0.6}, {"early_stopping": True}),
-        ({"num_beams": 3, "repetition_penalty": 1.7, "no_repeat_ngram_size": 2}, {}),
+        ({"num_beams": 3, "repetition_penalty": 1.7}, {}),
+        ({"num_beams": 3, "no_repeat_ngram_size": 1}, {}),
         ({"num_beams": 3, "min_length": 4}, {"renormalize_logits": True}),
         ({"min_length": 4, "first_token": 9}, {"suppress_tokens": [4]}),
         ({"do_sample": True, "num_hypotheses": 2, "top_k": 9, "temperature": 1.3}, {}),
