@@ -543,8 +543,9 @@ class TranslateSettings(SearchSettings):
         "complete lines in order at any moment. Default: standard output."
     )
     resume: bool = option(
-        "Continues an --input after the last complete line of --output. OUTPUT.job.json "
-        "records what the translation depends on; another model, input or setting is refused.",
+        "Continues an --input after the last complete line of --output; a complete one stays as "
+        "it is. OUTPUT.job.json records what the translation depends on; another model, input or "
+        "setting is refused.",
         False,
     )
     prefix: str = option("Text that every translation begins with.", "")

@@ -3,7 +3,7 @@
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from datasets.utils.logging import disable_progress_bar, enable_progress_bar
@@ -11,7 +11,6 @@ from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.commands.distil import DistilSettings
 from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.training import recipe
 from vanilla_transformer_tools.training import run as training
@@ -182,59 +181,20 @@ def test_pairs_may_have_any_form_that_training_reads(
     assert [source for source, _ in pairs_of(tmp_path / "out")] == ["zwei drei"]
 
 
-# Another value of each option of the teacher.
-OF_THE_TEACHER = {
-    "n_best": 2,
-    "engine": "ctranslate2",
-    "source_language": "de",
-    "target_language": "en",
-    "dtype": "bfloat16",
-    "num_beams": 5,
-    "length_penalty": 0.25,
-    "max_extra_tokens": 7,
-    "max_tokens_per_batch": 99,
-    "max_source_length": 33,
-    "trust_remote_code": True,
-}
-
-
-def test_search_of_the_teacher_is_as_asked_for(distil, monkeypatch, no_training):
-    loaded = []
-
-    def load(models, **settings):
-        loaded.append(settings)
-        raise ValueError("arrived")
-
-    monkeypatch.setattr(Translator, "from_pretrained", load)
-    names = {field.name for field in fields(DistilSettings)}
-
-    distil(
-        *(
-            f"--teacher_{name}={value}"
-            for name, value in OF_THE_TEACHER.items()
-            if value is not True
-        ),
-        "--teacher_trust_remote_code",
-    )
-
-    expected = {**OF_THE_TEACHER, "num_hypotheses": OF_THE_TEACHER["n_best"]}
-    del expected["n_best"]
-    assert {name: loaded[0][name] for name in expected} == expected
-    assert {name for name in names if name.startswith("teacher_")} == {
-        f"teacher_{name}" for name in OF_THE_TEACHER
-    }
-
-
 # Interruptions
 
 
-def assert_same_student(folder, whole):
+def assert_same_outputs(folder, whole):
     for name in FILES:
         assert (folder / "teacher" / name).read_bytes() == (whole / "teacher" / name).read_bytes()
+
+
+def assert_same_student(folder, whole):
+    assert_same_outputs(folder, whole)
     assert_same_weights(folder, whole)
 
 
-def test_interrupted_teacher_continues(distil, whole, tmp_path, monkeypatch):
+def test_interrupted_teacher_continues(distil, whole, tmp_path, monkeypatch, no_training):
     with interrupted_after(3):
         assert distil().status == 130
     outputs = tmp_path / "out" / "teacher" / "outputs.txt"
@@ -251,21 +211,19 @@ def test_interrupted_teacher_continues(distil, whole, tmp_path, monkeypatch):
     assert distil().status == 0
 
     assert calls == [4]
-    assert_same_student(tmp_path / "out", whole)
+    assert_same_outputs(tmp_path / "out", whole)
 
 
-def test_complete_outputs_are_not_translated_again(distil, whole, tmp_path, no_model, monkeypatch):
+def test_complete_outputs_are_not_translated_again(distil, whole, tmp_path, no_model, no_training):
     folder = tmp_path / "out" / "teacher"
     shutil.copytree(whole / "teacher", folder)
     # Killed before the record said that the outputs are complete.
     file = folder / RECORD
-    record = read_json(file)
-    file.write_text(json.dumps({**record, "output": {}}))
+    file.write_text(json.dumps({**read_json(file), "output": {}}))
 
     assert distil().status == 0
 
-    assert read_json(file) == record
-    assert_same_student(tmp_path / "out", whole)
+    assert_same_outputs(tmp_path / "out", whole)
 
 
 def killed(args, state):
@@ -338,16 +296,14 @@ def test_changed_outputs_are_refused(distil, tmp_path, no_training):
     assert distil().status == 0
 
 
-def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, tmp_path):
-    distil("--teacher_n_best", 2)
-    before = pairs_of(tmp_path / "out")
+def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "out")
 
-    assert_refused(distil("--teacher_n_best", 2, "--targets", "both"), "--targets was ")
+    assert_refused(distil("--targets", "both"), "--targets was ")
 
-    assert pairs_of(tmp_path / "out") == before
+    assert pairs_of(tmp_path / "out") == pairs_of(whole)
     # The size of the teacher's batches is free.
-    others = ["--teacher_max_tokens_per_batch", 64, "--max_steps", 3]
-    assert distil("--teacher_n_best", 2, *others).status == 0
+    assert distil("--teacher_max_tokens_per_batch", 64, "--max_steps", 3).status == 0
 
 
 def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):

@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISREG
 
 import pytest
 
@@ -82,7 +83,7 @@ MISTAKES = [
     ("translate --model M --prefix_file pipe", "--prefix_file must be a regular file, .* 'pipe'"),
     ("translate --model M --prefix_file empty --input a", "got 0 in 'empty' and 4"),
     ("translate --model M --prefix_file short ja nein", "got 1 in 'short' and 2"),
-    ("translate --model M --input a --output mine", "'mine.job.json' must be the record of an in"),
+    ("translate --model M --input a --output mine", "'mine.job.json' must be the record of a tr"),
     ("translate --model M --input a --output deep --resume", "'deep.job.json' must be the record"),
     # Evaluating
     ("evaluate --test a --hypotheses z", "--hypotheses: there is no file 'z'"),
@@ -135,6 +136,10 @@ MISTAKES = [
     (f"{SERVE} --allowed_hosts http://a.de", "without scheme and port, .* got 'http://a.de'"),
     (f"{SERVE} --allowed_origins a.de", "such as https://example.org, .* got 'a.de'"),
     ("serve --model M --port 0", "--source_language de"),
+    # Sharing
+    ("push me/x", "--model needs the folder of a model"),
+    ("push me/x --space me/y --save_space OUT", "exclude each other: leave one out"),
+    ("push me/x --web a", "--web needs --space"),
     ("demo --model ./none", "--model: there is no folder './none'"),
     ("demo --model M --prot 80", "unknown option --prot; did you mean --port?"),
     ("demo --model M --host 192.0.2.1", "cannot listen on 192.0.2.1:0: "),
@@ -168,8 +173,13 @@ def place(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         yield here, {"fd": file.fileno(), "port": taken.getsockname()[1]}
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
-    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+def changes(folder: Path) -> dict[str, int | None]:
+    """When each file was last changed; of folders and others only that they are there."""
+    stamps = {path: path.stat() for path in folder.rglob("*")}
+    return {
+        str(path): status.st_mtime_ns if S_ISREG(status.st_mode) else None
+        for path, status in stamps.items()
+    }
 
 
 @pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
@@ -178,11 +188,11 @@ def test_mistake_is_refused_in_time_and_changes_nothing(
 ):
     here, numbers = place
     monkeypatch.chdir(here)
-    before = contents(here)
+    before = changes(here)
 
     status, out, err = run(*line.format(**numbers).split())
 
     assert (status, out) == (2, "")
     assert re.search(f"(?m)^vanilla-transformer: (?s:.*){message}", err), err
     assert not re.search("Traceback|usage:", err)
-    assert contents(here) == before
+    assert changes(here) == before

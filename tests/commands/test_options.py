@@ -13,10 +13,10 @@ import pytest
 
 from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.commands.distil import DistilSettings
 from vanilla_transformer_tools.commands.evaluate import _like
 from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, test_sets
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
-from vanilla_transformer_tools.evaluation.test_sets import NamedTestSet
 from vanilla_transformer_tools.interop import export as exporting
 from vanilla_transformer_tools.settings import (
     PRESETS,
@@ -243,6 +243,21 @@ def test_search_gets_each_option(command, watch, tmp_path):
     assert {name: named[name] for name in values} == values
 
 
+def test_teacher_gets_each_option_of_its_search(watch, write, tmp_path):
+    calls = watch(Translator, "from_pretrained", ArrivedError)
+    own = {field.name for field in fields(DistilSettings) if field.name.startswith("teacher_")}
+    words, values = others(DistilSettings, *({one.name for one in fields(DistilSettings)} - own))
+    rest = ["--train", write("a", "ja"), write("b", "yes"), "--output_dir", str(tmp_path / "out")]
+
+    with pytest.raises(ArrivedError):
+        main(["distil", "--teacher", str(tmp_path), "--use_cpu", *rest, *words])
+
+    expected = {name.removeprefix("teacher_"): value for name, value in values.items()}
+    expected["num_hypotheses"] = expected.pop("n_best")
+    assert {name: calls[0][1][name] for name in expected} == expected
+    assert len(expected) > 10
+
+
 # Evaluating
 
 
@@ -319,8 +334,8 @@ def test_evaluate_takes_further_references(evaluate, tmp_path):
 def test_evaluate_takes_a_test_set_of_the_list_of_sacrebleu(evaluate, tmp_path, monkeypatch):
     file = tmp_path / "second"
     file.write_text("c\n", encoding="utf-8")
-    named = NamedTestSet("wmt19 de-zh", "s", ["r", str(file)], "zh")
-    monkeypatch.setattr(test_sets, "named_test_set", lambda _: named)
+    found = "wmt19 de-zh", "zh", ["s", "r", str(file)]
+    monkeypatch.setattr(test_sets, "find_test_set", lambda _: found)
 
     calls = evaluate("--test", "sacrebleu:wmt19:de-zh", model=True)
 
@@ -336,6 +351,7 @@ def test_evaluate_takes_a_test_set_of_the_list_of_sacrebleu(evaluate, tmp_path, 
         ([], "a.en", None, "13a"),
         (["--target_language", "zh"], "a.en", "ja", "zh"),
         ([], "a.zh", "ja", "zh"),
+        (["--target_language", "ja"], "a.zh", None, "char"),
         ([], "a.en", "zh", "zh"),
         ([], "a.en", "ja", "char"),
     ],
@@ -445,11 +461,6 @@ def test_presets_of_the_paper_have_its_sizes_and_schedule(
     }
     # The peak of equation (3).
     assert preset.learning_rate == pytest.approx((d_model * preset.warmup_steps) ** -0.5, rel=0.02)
-
-
-def test_longest_translation_is_that_of_the_paper():
-    # Section 6.1: 50 tokens more than the source.
-    assert SearchSettings().max_extra_tokens == 50
 
 
 def test_data_is_the_folder_of_training_and_validation_files():

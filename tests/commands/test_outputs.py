@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.translate import typed_lines
 from vanilla_transformer_tools.translation import translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
@@ -161,16 +160,3 @@ def test_interrupt_is_not_taken_for_an_error(run, model, monkeypatch):
     monkeypatch.setattr(TorchEngine, "translate_batch", translate_batch)
 
     assert run("translate", "--model", model, "", "ja")[:2] == (130, "")
-
-
-def test_typed_lines_need_as_many_prefixes(model, write, monkeypatch, capsys):
-    typed = iter(["ja", "x", "nein"])
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr("builtins.input", lambda _: next(typed))
-
-    with pytest.raises(SystemExit):
-        main(["translate", "--model", str(model), "--prefix_file", write("prefixes", "a", "b")])
-
-    printed = capsys.readouterr()
-    assert "must be as many prefixes as lines, got only 2." in printed.err
-    assert len(printed.out.splitlines()) == 2

@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from vanilla_transformer_tools.commands import translate as translate_command
 from vanilla_transformer_tools.commands.outputs import open_alone
-from vanilla_transformer_tools.commands.translate import record_path
+from vanilla_transformer_tools.commands.translate import JobRecord, record_path
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
@@ -87,71 +88,39 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
     assert (expected if has_ended else "is in use by another translation") in err
 
 
-def test_resume_refuses_other_settings(run, job):
+def test_resume_refuses_other_settings_models_and_versions(run, job, folder, monkeypatch):
     argv, out = job("--n_best", 2)
-    before = out.read_bytes()
-
-    outcome = run(*argv, "--dtype", "bfloat16", "--seed", 7, "--resume")
+    before, now = out.read_bytes(), translate_command.version("vanilla-transformer")
+    with monkeypatch.context() as patch:
+        patch.setattr(translate_command, "version", lambda _: "99.0")
+        other = ["--dtype", "bfloat16", "--seed", 7, "--resume"]
+        outcome = run("--model", folder, *argv, *other)
 
     whose = f"'{out}' must be continued by the job that began it, got "
     differences = ["--dtype bfloat16 instead of auto", "--seed 7 instead of 0"]
+    differences += ["--model 2 instead of 1", f"vanilla-transformer 99.0 instead of {now}"]
     assert_refused(outcome, out, before, whose, *differences)
     assert run(*argv, "--resume")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "generation_config.json", "run.json"])
-def test_resume_refuses_a_model_that_has_changed_and_names_the_file(
-    run, job, folder, tmp_path, name
-):
-    copy = shutil.copytree(folder, tmp_path / "model")
-    argv, out = job(model=copy)
-    before = out.read_bytes()
-    file = copy / name
-    if name == "model.safetensors":
-        flip_bit(file)
-    else:
-        file.write_text(file.read_text() + " " if file.exists() else "{}")
-
-    outcome = run(*argv, "--resume")
-
-    assert_refused(outcome, out, before, f"got {name} of model 1 SHA-256 ")
-    assert outcome[2].count(" instead of ") == 1
-
-
-def test_resume_refuses_another_number_of_models(run, job, folder):
-    argv, out = job()
-    before = out.read_bytes()
-
-    outcome = run("--model", folder, *argv, "--resume")
-
-    assert_refused(outcome, out, before, "--model 2 instead of 1")
-
-
-def test_resume_refuses_another_version(run, job, monkeypatch):
-    argv, out = job()
-    before = out.read_bytes()
-    now = translate_command.version("vanilla-transformer")
-    monkeypatch.setattr(translate_command, "version", lambda _: "99.0")
-
-    outcome = run(*argv, "--resume")
-
-    assert_refused(outcome, out, before, f"got vanilla-transformer 99.0 instead of {now}")
-
-
-@pytest.mark.parametrize(
-    ("name", "lines"), [("in", ["anders", *LINES[1:]]), ("in", LINES[:6]), ("prefixes", "xbcdefg")]
-)
-def test_resume_refuses_other_text(run, job, tmp_path, name, lines):
-    prefixes = tmp_path / "prefixes"
+def test_resume_refuses_changed_files_and_names_them(run, job, folder, tmp_path):
+    copy, prefixes = shutil.copytree(folder, tmp_path / "model"), tmp_path / "prefixes"
     prefixes.write_bytes(as_bytes("abcdefg"))
-    argv, out = job("--prefix_file", prefixes)
+    argv, out = job("--prefix_file", prefixes, model=copy)
     before = out.read_bytes()
-    (tmp_path / name).write_bytes(as_bytes(lines))
-    if len(lines) < len(LINES):
-        prefixes.write_bytes(as_bytes("abcdef"))
+    flip_bit(copy / "model.safetensors")
+    for name in ("generation_config.json", "run.json"):
+        file = copy / name
+        file.write_text(file.read_text() + " " if file.exists() else "{}")
+    (tmp_path / "in").write_bytes(as_bytes(["anders", *LINES[1:]]))
+    prefixes.write_bytes(as_bytes("xbcdefg"))
 
-    option = "--input" if name == "in" else "--prefix_file"
-    assert_refused(run(*argv, "--resume"), out, before, f"{option} SHA-256 ", " instead of SHA-")
+    outcome = run(*argv, "--resume")
+
+    named = ["model.safetensors of model 1", "generation_config.json of model 1"]
+    named += ["run.json of model 1", "--input", "--prefix_file"]
+    assert_refused(outcome, out, before, *(f"{name} SHA-256 " for name in named))
+    assert outcome[2].count(" instead of ") == len(named)
 
 
 def test_resume_takes_what_changes_no_result(run, job, folder, tmp_path):
@@ -173,28 +142,65 @@ def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tm
 
     assert run(*argv, "--num_beams", 1, "--resume")[0] == 0
     assert out.read_bytes() == run(*argv[:4], *argv[6:], "--num_beams", 1)[1]
-    assert not (tmp_path / "out.job.json").exists()
 
 
-def test_output_is_on_disk_before_its_record_is_deleted(run, job, monkeypatch):
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_resume_leaves_a_complete_output_as_it_is(run, job, was_killed, monkeypatch):
+    argv, out = job()
+    assert run(*argv, "--resume")[0] == 0
+    monkeypatch.setattr(Translator, "from_pretrained", None)
+    record, before = JobRecord.read(record_path(out)), out.read_bytes()
+    if was_killed:
+        replace(record, output={}).write(record_path(out))
+    else:
+        monkeypatch.setattr(translate_command, "version", lambda _: "99.0")
+
+    status, printed, err = run(*argv, "--resume")
+
+    assert (status, printed, out.read_bytes()) == (0, b"", before)
+    assert f"{out} is complete: {len(LINES)} lines" in err
+    assert_refused(run(*argv, "--num_beams", 1, "--resume"), out, before, "--num_beams 1 instead")
+
+
+def test_resume_cuts_half_a_line_off_or_refuses_a_complete_output_that_has_changed(run, job):
+    argv, out = job()
+    assert run(*argv, "--resume")[0] == 0
+    record, before = JobRecord.read(record_path(out)), out.read_bytes()
+    replace(record, output={}).write(record_path(out))
+    out.write_bytes(before + b"half")
+    assert run(*argv, "--resume")[0] == 0
+    assert out.read_bytes() == before
+    out.write_bytes(out.read_bytes().swapcase())
+
+    outcome = run(*argv, "--resume")
+
+    assert_refused(outcome, out, out.read_bytes(), "other translations in it than were written")
+
+
+def test_output_is_on_disk_before_its_record_says_that_it_is_complete(run, job, monkeypatch):
     argv, out = job()
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda _: synced.append(record_path(out).exists()))
+
+    def note(_):
+        synced.append(bool(JobRecord.read(record_path(out)).output))
+
+    monkeypatch.setattr(os, "fsync", note)
 
     assert run(*argv, "--resume")[0] == 0
 
-    assert synced == [True]
-    assert not record_path(out).exists()
+    assert synced == [False]
+    assert JobRecord.read(record_path(out)).output
 
 
-def test_devices_have_no_record(run, folder, tmp_path):
-    device = tmp_path / "out"
+def test_devices_and_jobs_without_an_input_have_no_record_at_the_end(run, folder, tmp_path):
+    device, out = tmp_path / "device", tmp_path / "out"
     device.symlink_to("/dev/null")
 
     with interrupted_after(1):
         run("--model", folder, "--output", device, "ja", "nein")
+    assert run("--model", folder, "--output", out, "ja")[0] == 0
 
-    assert list(tmp_path.iterdir()) == [device]
+    assert sorted(tmp_path.iterdir()) == [device, out]
 
 
 def test_resume_refuses_another_engine(run, job, monkeypatch):

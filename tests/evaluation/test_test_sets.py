@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from vanilla_transformer_tools.evaluation import test_sets as module
-from vanilla_transformer_tools.evaluation.test_sets import is_named, named_test_set
+from vanilla_transformer_tools.evaluation.test_sets import find_test_set, is_named
 
 
 @pytest.fixture
@@ -35,11 +35,9 @@ def test_only_a_name_with_the_prefix_is_one_of_the_list():
 def test_named_test_set_has_all_references_and_its_language(listed):
     listed()
 
-    found = named_test_set("sacrebleu:news21:en-zh")
+    found = find_test_set("sacrebleu:news21:en-zh")
 
-    assert (found.name, found.language) == ("news21 en-zh", "zh")
-    assert found.source == "src.en-zh"
-    assert found.references == ["ref.en-zh", "ref-B.en-zh"]
+    assert found == ("news21 en-zh", "zh", ["src.en-zh", "ref.en-zh", "ref-B.en-zh"])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_unknown_test_set_is_refused_with_those_that_exist(name, message, listed
     listed()
 
     with pytest.raises(ValueError, match=message):
-        named_test_set(name)
+        find_test_set(name)
 
 
 @pytest.mark.parametrize("error", [OSError("no network"), SystemExit(1)])
@@ -62,4 +60,4 @@ def test_test_set_that_cannot_be_downloaded_is_named(error, listed):
     listed(error)
 
     with pytest.raises(OSError, match=r"test set news21 de-en cannot be downloaded: .*SACREBLEU"):
-        named_test_set("sacrebleu:news21:de-en")
+        find_test_set("sacrebleu:news21:de-en")

@@ -211,6 +211,7 @@ def client(hub, published, branches, latin_to_greek, tmp_path_factory):
     return [json.loads(line) for line in loaded], printed, list(hub.requests)
 
 
+@pytest.mark.slow
 def test_each_revision_generates_the_same_where_the_package_is_not_installed(client):
     main_branch, other = generate(make_model()), generate(make_model(factor=-1.0))
 
@@ -222,6 +223,7 @@ def test_each_revision_generates_the_same_where_the_package_is_not_installed(cli
     assert not {name for name in names if name.endswith((".bin", ".pt", ".pkl"))}
 
 
+@pytest.mark.slow
 def test_code_of_the_card_translates_where_the_package_is_not_installed(
     hub, client, latin_to_greek
 ):
@@ -354,6 +356,10 @@ def line_of(text: str, file: Path) -> int:
 def test_push_refuses_secrets_and_home_directories_by_file_and_line(hub, make_folder, monkeypatch):
     folder = make_folder("open")
     monkeypatch.setenv("WANDB_API_KEY", "open sesame")
+    weights, vocabulary = folder / "model.safetensors", folder / "tokenizer.json"
+    save_file(load_file(weights), weights, metadata={"format": "pt", "note": f"by {SECRET}"})
+    renamed = re.sub(r'"\w": (?=\d)', f'"{SECRET}": ', vocabulary.read_text("utf-8"), count=1)
+    vocabulary.write_text(renamed, "utf-8")
     write_json(folder / "run.json", command=["--train=/home/jo/train.de", "--hub_token", SECRET])
     write_json(folder / "results.json", test={"lines": 2, "search": "open sesame"})
     write_json(folder / "config.json", _name_or_path="/Users/jo/runs/base")
@@ -362,11 +368,12 @@ def test_push_refuses_secrets_and_home_directories_by_file_and_line(hub, make_fo
     card = (folder / "README.md").read_text("utf-8")
     (folder / "README.md").write_text(card + "\nIts folder is C:\\Users\\jo.\n", "utf-8")
 
-    head, *found, advice = command("--model", folder, "me/open").splitlines()
+    head, header, *found, advice = command("--model", folder, "me/open").splitlines()
 
     places = {
         "config.json": [("/Users", "a home directory, '/Users/jo'")],
         "generation_config.json": [("AKIA", "AWS Access Key")],
+        "tokenizer.json": [(SECRET, "a token of the Hub")],
         "mine_vanilla_transformer.py": [("BEGIN", "Private Key")],
         "run.json": [("/home", "a home directory, '/home/jo'"), (SECRET, "a token of the Hub")],
         "results.json": [("sesame", "the value of WANDB_API_KEY")],
@@ -375,6 +382,7 @@ def test_push_refuses_secrets_and_home_directories_by_file_and_line(hub, make_fo
     assert head == (
         f"vanilla-transformer: {str(folder)!r} must hold no secrets and no home directories, got"
     )
+    assert header == "  model.safetensors, header: a token of the Hub"
     assert found == [
         f"  {name}, line {line_of(text, folder / name)}: {what}"
         for name, disclosures in places.items()
@@ -384,40 +392,35 @@ def test_push_refuses_secrets_and_home_directories_by_file_and_line(hub, make_fo
     assert "me/open" not in hub.repositories
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "README.md", "target_tokenizer"])
-def test_push_refuses_a_link_out_of_the_folder(hub, make_folder, tmp_path, name):
-    folder = make_folder("linked")
-    outside = tmp_path / "credentials"
+def test_push_refuses_all_but_regular_files_of_the_folder_and_names_them(
+    hub, make_folder, tmp_path
+):
+    folder, outside = make_folder("odd"), tmp_path / "credentials"
     outside.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (outside / file).write_text("{}")
-    target = outside if name == "target_tokenizer" else outside / "tokenizer.json"
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(target)
-    card = (folder / "README.md").read_bytes()
-
-    message = command("--model", folder, "me/linked")
-
-    assert "must hold all of its model in regular files of its own, got\n" in message
-    assert f"  {name}" in message
-    assert f"a link to {str(outside)!r}"[:-1] in message
-    assert (folder / "README.md").read_bytes() == card
-    assert "me/linked" not in hub.repositories
-
-
-def test_push_refuses_pipes_and_folders_and_hidden_files(hub, make_folder):
-    folder = make_folder("odd")
-    os.mkfifo(folder / "vocab.txt")
-    (folder / "merges.txt").mkdir()
+    (folder / "README.md").unlink()
     (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text("url")
-    (folder / "vocab.json").symlink_to(folder / ".git" / "config")
+    for name, target in {
+        "vocab.txt": outside / "tokenizer.json",
+        "README.md": outside / "tokenizer.json",
+        "target_tokenizer": outside,
+        "vocab.json": folder / ".git" / "config",
+    }.items():
+        (folder / name).symlink_to(target)
+    os.mkfifo(folder / "added_tokens.json")
+    (folder / "merges.txt").mkdir()
 
     message = command("--model", folder, "me/odd")
 
-    assert "  vocab.txt: not a regular file\n" in message
-    assert "  merges.txt: not a regular file\n" in message
+    assert "must hold all of its model in regular files of its own, got\n" in message
+    for name in ("vocab.txt", "README.md", "target_tokenizer/tokenizer.json"):
+        assert f"  {name}: a link to {str(outside / 'tokenizer.json')!r}\n" in message
     assert "  vocab.json: a link to " in message
+    assert "  added_tokens.json: not a regular file\n" in message
+    assert "  merges.txt: not a regular file\n" in message
+    assert (outside / "tokenizer.json").read_text() == "{}"
     assert "me/odd" not in hub.repositories
 
 
@@ -473,29 +476,9 @@ def test_push_uploads_no_bytes_that_were_not_checked(hub, make_folder, monkeypat
         assert repository.messages == ["initial commit"]
 
 
-def test_push_refuses_a_secret_in_the_header_of_weights(hub, make_folder):
-    folder = make_folder("header")
-    weights = folder / "model.safetensors"
-    save_file(load_file(weights), weights, metadata={"format": "pt", "note": f"by {SECRET}"})
-
-    with pytest.raises(ValueError, match=r"model.safetensors, header: a token of the Hub\n"):
-        push(folder, "me/header")
-
-    assert "me/header" not in hub.repositories
-
-
-def test_push_refuses_a_token_in_a_vocabulary(hub, tmp_path):
-    folder, name = Path(save_latin_to_greek(tmp_path / "run")), "target_tokenizer/tokenizer.json"
-    vocabulary = (folder / name).read_text("utf-8")
-    renamed, number = re.subn(r'"\w": (?=\d)', f'"{SECRET}": ', vocabulary, count=1)
-    (folder / name).write_text(renamed, "utf-8")
-    assert number == 1
-
-    with pytest.raises(ValueError, match=rf" {re.escape(name)}, line \d+: a token of the Hub\n"):
-        push(folder, "me/vocabulary")
-
-
-def test_push_of_what_was_trained_here_is_not_refused(hub, make_folder, tmp_path, monkeypatch):
+def test_push_of_what_was_trained_here_and_of_words_about_paths_is_not_refused(
+    hub, make_folder, tmp_path, monkeypatch
+):
     folder = make_folder("clean")
     monkeypatch.setenv("HOME", str(tmp_path))
     arguments = Seq2SeqTrainingArguments(str(folder), use_cpu=True, hub_token=SECRET)
@@ -503,6 +486,9 @@ def test_push_of_what_was_trained_here_is_not_refused(hub, make_folder, tmp_path
     pair = [str(tmp_path / "a.de"), str(tmp_path / "a.en")]
     settings = TrainSettings(train=pair, max_tokens_per_batch=8192)
     write_json(folder / "run.json", **describe_run(settings, arguments, 0))
+    words = "/home/jo/file.txt C:\\Users\\jo /root/x hf_hub_download sk-learn Bearer AKIA"
+    learn(words, kind="word").save_pretrained(folder)
+    assert '"/home/jo/file.txt"' in (folder / "tokenizer.json").read_text("utf-8")
 
     assert command("--model", folder, "me/clean").startswith("The model is at ")
 
@@ -570,16 +556,3 @@ def test_hub_out_of_reach_is_told_alone(hub, make_folder, monkeypatch):
     message = command("--model", make_folder(), "me/nowhere")
 
     assert message.startswith("vanilla-transformer: the Hub cannot be reached: ")
-
-
-def test_push_needs_the_folder_of_a_model():
-    assert command("me/x").startswith("vanilla-transformer: --model needs the folder of a model")
-
-
-def test_vocabulary_of_words_about_paths_is_shared(hub, make_folder):
-    folder = make_folder("words")
-    words = "/home/jo/file.txt C:\\Users\\jo /root/x hf_hub_download sk-learn Bearer AKIA"
-    learn(words, kind="word").save_pretrained(folder)
-    assert '"/home/jo/file.txt"' in (folder / "tokenizer.json").read_text("utf-8")
-
-    assert command("--model", folder, "me/words").startswith("The model is at ")

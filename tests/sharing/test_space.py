@@ -108,8 +108,6 @@ def test_folder_is_new(package, tmp_path):
     with pytest.raises(OSError, match=r"cannot be written to '.*txt/x': .* another folder"):
         save_space(tmp_path / "mine.txt" / "x", "me/x")
     assert (tmp_path / "mine.txt").read_text() == "mine"
-    said = command("me/x", "--space", "me/y", "--save_space", tmp_path)
-    assert "--space and --save_space exclude each other: leave one out" in said
 
 
 def test_command_saves_and_uploads_nothing(hub, tmp_path, package):  # noqa: F811
@@ -127,30 +125,23 @@ def test_command_saves_and_uploads_nothing(hub, tmp_path, package):  # noqa: F81
     assert hub.requests == []
 
 
-def test_command_uploads_a_space(hub, package):  # noqa: F811
+def test_command_uploads_a_space_with_or_without_a_model(hub, tmp_path, package):  # noqa: F811
+    make_model().save_pretrained(tmp_path)
+    learn(LATIN).save_pretrained(tmp_path)
     hub.requests.clear()
 
     said = command("me/de-en", "--space", "me/page", "--private")
+    both = command("--model", tmp_path, "me/both", "--space", "me/both-page")
 
-    assert said == f"The page is at {hub.url}/spaces/me/page\n"
+    page = "The page is at {}/spaces/me/{}\n"
+    assert said == page.format(hub.url, "page")
+    assert both == f"The model is at {hub.url}/me/both\n" + page.format(hub.url, "both-page")
     repository, files = hub.repositories["me/page"], space_files("me/de-en")
     assert {name: repository.files()[name] for name in files} == files
     assert repository.messages[-1] == "Page of me/de-en"
     assert repository.private
     assert "/api/spaces/me/page/commit/main" in hub.requests
     assert "me/de-en" not in hub.repositories
-
-
-def test_command_uploads_model_and_space(hub, tmp_path, package):  # noqa: F811
-    make_model().save_pretrained(tmp_path)
-    learn(LATIN).save_pretrained(tmp_path)
-
-    said = command("--model", tmp_path, "me/both", "--space", "me/both-page")
-
-    assert said.splitlines() == [
-        f"The model is at {hub.url}/me/both",
-        f"The page is at {hub.url}/spaces/me/both-page",
-    ]
     assert b'"me/both"' in hub.repositories["me/both-page"].files()["app.py"]
 
 
@@ -176,7 +167,6 @@ def test_command_uploads_a_page_of_the_browser_as_a_static_space(hub, page):  # 
 
 
 def test_page_with_a_secret_a_link_or_nothing_is_not_uploaded(hub, page, tmp_path):  # noqa: F811
-    assert "--web needs --space" in command("me/x", "--web", page)
     (tmp_path / "empty").mkdir()
     said = command("me/x", "--space", "me/refused", "--web", tmp_path / "empty")
     assert "--web must be a folder made by `export --format web`, got" in said

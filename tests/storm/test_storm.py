@@ -177,10 +177,7 @@ class Round:
     def translate_to_the_end(self, output: Path) -> None:
         """Goes on with a translation however it was left."""
         translating = self.calm.translating(self.calm.folder, output)
-        # The record of a job is deleted when its output is complete.
-        has_record = output.with_name(f"{output.name}.job.json").exists()
-        if has_record or not output.exists() or not output.stat().st_size:
-            self.run_to_success([*translating, *["--resume"] * output.exists()])
+        self.run_to_success([*translating, *["--resume"] * output.exists()])
         assert output.read_bytes() == self.calm.translation
 
     def copy(self) -> Path:
@@ -321,8 +318,9 @@ def kill_translation(event: Round) -> None:
         if command.status == 0:
             break
         # A disk that was cut off may have kept less than was written, unless the job was complete.
-        is_complete = not record_path(output).exists()
-        if not is_complete and output.stat().st_size and event.draw.random() < 0.5:
+        record = record_path(output)
+        is_complete = record.exists() and read_json(record)["output"]
+        if output.exists() and not is_complete and event.draw.random() < 0.5:
             with output.open("r+b") as file:
                 file.truncate(event.draw.randint(0, output.stat().st_size))
         assert event.calm.translation.startswith(output.read_bytes() if output.exists() else b"")

@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +15,11 @@ from vanilla_transformer_tools import files, saved_folder
 from vanilla_transformer_tools.files import CACHE_VARIABLE
 from vanilla_transformer_tools.translation import Translator, ctranslate2_conversion, engine_choice
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engine_choice import Conversion, reasons_for_torch
+from vanilla_transformer_tools.translation.engine_choice import (
+    agrees,
+    conversion_of,
+    reasons_for_torch,
+)
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 
@@ -57,11 +60,6 @@ def load(folder, cache, caplog):
 
 def texts(translator, lines=LINES):
     return [found.text for found in translator.translate(lines)]
-
-
-def converted(cache: Path) -> Path:
-    (found,) = (path for path in (cache / "ctranslate2").iterdir() if path.is_dir())
-    return found
 
 
 def edit(file, **changes):
@@ -221,8 +219,7 @@ def test_model_that_ctranslate2_cannot_hold_is_translated_by_torch(load, tokeniz
 
 def test_damaged_conversion_is_made_again(load, cache, folder):
     expected = texts(load())
-    conversion = Conversion(cache, folder)
-    made = converted(cache)
+    made = conversion_of(folder)
     before = (made / "model.bin").read_bytes()
     for name, damage in (
         ("config.json", lambda content: content[:10]),
@@ -234,7 +231,7 @@ def test_damaged_conversion_is_made_again(load, cache, folder):
         (made / name).unlink()
         if damage:
             (made / name).write_bytes(damage(whole))
-        assert conversion.agrees() is None
+        assert agrees(made) is None
         if name != "model.bin":
             (made / name).write_bytes(whole)
 
@@ -242,28 +239,28 @@ def test_damaged_conversion_is_made_again(load, cache, folder):
 
     assert texts(translator) == expected
     assert translator.engine.name.startswith("CTranslate2")
-    assert (converted(cache) / "model.bin").read_bytes() == before
+    assert (made / "model.bin").read_bytes() == before
     assert not list((cache / "ctranslate2").glob(".*"))
 
 
 def test_each_file_of_the_model_and_both_converters_change_its_place(
-    tokenizer, tmp_path, monkeypatch
+    tokenizer, cache, tmp_path, monkeypatch
 ):
     model = save_small_model(tmp_path / "model", tokenizer)
-    keys = {Conversion(tmp_path, model).folder.name}
+    places = {conversion_of(model)}
     (model / "README.md").write_text("a card")
-    assert {Conversion(tmp_path, model).folder.name} == keys
+    assert {conversion_of(model)} == places
 
     for file in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
         (model / file).write_bytes((model / file).read_bytes() + b" ")
-        keys.add(Conversion(tmp_path, model).folder.name)
+        places.add(conversion_of(model))
     (tmp_path / "converter.py").write_text("another")
     monkeypatch.setattr(engine_choice, "_CONVERTER", tmp_path / "converter.py")
-    keys.add(Conversion(tmp_path, model).folder.name)
+    places.add(conversion_of(model))
     monkeypatch.setattr(engine_choice, "version", lambda name: f"99 {name}")
-    keys.add(Conversion(tmp_path, model).folder.name)
+    places.add(conversion_of(model))
 
-    assert len(keys) == 7
+    assert len(places) == 7
 
 
 def test_cache_that_cannot_be_written_leaves_torch_and_one_line(
@@ -297,27 +294,25 @@ def test_read_only_cache_is_used(load, monkeypatch):
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_process_that_was_slower_keeps_what_the_other_made_if_it_is_whole(
-    load, cache, folder, tokenizer, monkeypatch, is_damaged
+    load, cache, folder, monkeypatch, is_damaged
 ):
-    conversion = Conversion(cache, folder)
-    arguments = (load(engine="torch").engine.model, tokenizer, lambda _: True)
-    convert, marks = ctranslate2_conversion.convert, []
+    made, marks = conversion_of(folder), []
+    convert = ctranslate2_conversion.convert
 
     def convert_slowly(*args):
         convert(*args)
         monkeypatch.setattr(ctranslate2_conversion, "convert", convert)
-        conversion.make(*arguments)
+        load()
         if is_damaged:
-            (conversion.folder / "model.bin").write_bytes(b"")
-        marks.append(conversion.folder.stat().st_ino)
+            (made / "model.bin").write_bytes(b"")
+        marks.append(made.stat().st_ino)
 
     monkeypatch.setattr(ctranslate2_conversion, "convert", convert_slowly)
 
-    conversion.make(*arguments)
+    assert load().engine.name.startswith("CTranslate2")
 
-    assert conversion.agrees()
-    assert (marks == [conversion.folder.stat().st_ino]) != is_damaged
-    assert list((cache / "ctranslate2").iterdir()) == [conversion.folder]
+    assert (marks == [made.stat().st_ino]) != is_damaged
+    assert list((cache / "ctranslate2").iterdir()) == [made]
 
 
 def test_model_that_changes_while_it_is_loaded_is_not_kept(
@@ -350,7 +345,7 @@ def test_models_that_were_not_used_for_longest_are_deleted(
     places = []
     for number, model in enumerate(models):
         load(model)
-        places.append(Conversion(cache, model).folder)
+        places.append(conversion_of(model))
         os.utime(places[-1], (number, number))
         if number == 1:
             load(models[0])
@@ -392,37 +387,24 @@ def test_place_of_the_cache(monkeypatch, given, home, expected):
     assert found == (expected and Path(expected).expanduser())
 
 
-def test_conversion_that_others_can_have_written_is_made_anew(
-    load, cache, folder, monkeypatch, caplog
-):
+def test_conversion_that_others_can_have_written_is_made_anew(load, folder, monkeypatch, caplog):
     expected = texts(load())
-    conversion = Conversion(cache, folder)
-    made = converted(cache)
-    assert conversion.agrees()
+    made = conversion_of(folder)
+    assert agrees(made)
 
     for place in (made, made.parent):
         place.chmod(0o770)
-        assert conversion.agrees() is None
+        assert agrees(made) is None
         place.chmod(0o700)
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: made.stat().st_uid + 1)
-        assert conversion.agrees() is None
+        assert agrees(made) is None
         # Nor can it be made anew in the folder of another user.
         assert texts(load()) == expected
         assert "Others can write to" in caplog.text
         assert CACHE_VARIABLE in caplog.text
-    assert conversion.agrees()
+    assert agrees(made)
 
     made.parent.chmod(0o777)
     texts(load())
     assert [path.stat().st_mode & 0o777 for path in (made, made.parent)] == [0o700, 0o700]
-
-
-def test_conversion_of_another_model_is_not_taken_for_this_one(load, cache, folder, tmp_path):
-    texts(load())
-    other = shutil.copytree(folder, tmp_path / "other")
-    (other / "generation_config.json").write_text('{"num_beams": 2}')
-
-    converted(cache).rename(Conversion(cache, other).folder)
-
-    assert Conversion(cache, other).agrees() is None

@@ -184,7 +184,8 @@ def test_sampling_among_one_token_is_greedy_search(tiny_model, other_model, sett
         # Ids come back all the same.
         ({}, {"renormalize_logits": True, "return_dict_in_generate": True}),
         ({"num_beams": 4, "num_hypotheses": 3, "length_penalty": 0.6}, {"early_stopping": True}),
-        ({"num_beams": 3, "repetition_penalty": 1.7, "no_repeat_ngram_size": 2}, {}),
+        ({"num_beams": 3, "repetition_penalty": 1.7}, {}),
+        ({"num_beams": 3, "no_repeat_ngram_size": 1}, {}),
         ({"num_beams": 3, "min_length": 4}, {"renormalize_logits": True}),
         ({"min_length": 4, "first_token": 9}, {"suppress_tokens": [4]}),
         ({"do_sample": True, "num_hypotheses": 2, "top_k": 9, "temperature": 1.3}, {}),
@@ -262,41 +263,7 @@ def test_no_token_is_aligned_to_the_end_of_the_source(tiny_model):
     assert all_ends.alignment == [0] * len(target)
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_outputs_keep_to_their_restrictions(tiny_model, num_beams):
-    engine = TorchEngine(tiny_model)
-    limits = [12] * len(SOURCES)
-
-    def outputs(**search):
-        found = translate(engine, limits=limits, num_beams=num_beams, **search)
-        return [best.tokens for (best,) in found]
-
-    def repeats(tokens):
-        return len(tokens) - len(set(tokens))
-
-    plain = outputs()
-    shortest = 1 + min(map(len, plain))
-    assert min(map(len, outputs(min_length=shortest))) >= shortest
-    # A source's own limit is stronger.
-    assert set(map(len, outputs(min_length=100))) == {12}
-    assert sum(map(repeats, plain)) > 0
-    assert sum(map(repeats, outputs(no_repeat_ngram_size=1))) == 0
-    penalised = outputs(repetition_penalty=50.0)
-    assert sum(map(repeats, penalised)) < sum(map(repeats, plain))
-
-
 # Ensembles
-
-
-@pytest.mark.parametrize(
-    "search", [{"do_sample": True}, {"num_beams": 3, "repetition_penalty": 1.5}]
-)
-def test_ensemble_of_a_model_and_itself_is_the_model(tiny_model, search):
-    one = translate(TorchEngine(tiny_model), **search, scores=True)
-    both = translate(TorchEngine(tiny_model, tiny_model), **search, scores=True)
-
-    assert [best.tokens for (best,) in both] == [best.tokens for (best,) in one]
-    assert [best.score for (best,) in both] == pytest.approx([best.score for (best,) in one])
 
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3, "num_hypotheses": 3}])

@@ -129,23 +129,6 @@ def test_dtype_is_as_saved_unless_told(tiny_model, tokenizer, tmp_path, settings
         assert not line.strip() or result.score < 0
 
 
-@pytest.mark.parametrize("prefixes", ["der", ["der", "a", "", "die", "x", "y", "die", "", "der"]])
-def test_lines_with_prefixes_keep_their_order(build, prefixes):
-    each = [prefixes] * len(LINES) if isinstance(prefixes, str) else prefixes
-
-    together = list(build().translate(LINES, prefixes))
-
-    alone = [
-        next(build().translate([line], prefix)) for line, prefix in zip(LINES, each, strict=True)
-    ]
-    assert together == alone
-    assert all(
-        result.text.strip().startswith(prefix)
-        for result, prefix, line in zip(together, each, LINES, strict=True)
-        if line.strip()
-    )
-
-
 def test_prefix_longer_than_the_limit_is_followed_by_one_token(build):
     result = next(build(max_extra_tokens=0).translate(["a"], "abcdefgh"))
 

@@ -42,17 +42,14 @@ def test_search_refuses_what_is_out_of_range_or_contradictory(settings, message)
         Search(**settings)
 
 
-@pytest.mark.parametrize("name", ["num_hypotheses", "mbr_candidates"])
-def test_samples_may_outnumber_the_beams(name):
-    assert getattr(Search(do_sample=True, **{name: 9}), name) == 9
-
-
 def test_all_faults_are_reported_together():
     with pytest.raises(ValueError, match=r"got 0\..*\n.*got 2\.0\.\n.*got -3\."):
         Search(num_beams=0, num_hypotheses=0, top_p=2.0, max_extra_tokens=-3)
 
 
 TRAINED = GenerationConfig(num_beams=4, length_penalty=0.6)
+RESTRICTED = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=3, min_length=6)
+RESTRICTIONS = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_length": 5}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +63,8 @@ TRAINED = GenerationConfig(num_beams=4, length_penalty=0.6)
         (TRAINED, {"do_sample": True, "seed": 5}, Search(do_sample=True, seed=5)),
         (GenerationConfig(num_beams=3, length_penalty=0.0), {}, Search(3, 0.0)),
         (GenerationConfig(), {}, Search()),
+        # Transformers counts the start token in `min_length`.
+        (RESTRICTED, {"no_repeat_ngram_size": 2}, Search(**RESTRICTIONS)),
     ],
 )
 def test_defaults_are_those_of_the_generation_config(config, settings, search):
@@ -116,14 +115,3 @@ def test_search_for_candidates_finds_all_of_them(search, candidates):
 )
 def test_search_is_described_beside_a_score(search, words):
     assert str(search) == words
-
-
-def test_restrictions_of_a_generation_config_are_defaults():
-    config = GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=3, min_length=6)
-
-    search = Search.of(config, no_repeat_ngram_size=2)
-
-    # Transformers counts the start token.
-    assert search == Search(repetition_penalty=1.3, no_repeat_ngram_size=2, min_length=5)
-    assert str(search) == ("greedy, repetition penalty 1.3, no repeated 2-grams, at least 5 tokens")
-    assert Search.of(GenerationConfig()) == Search()

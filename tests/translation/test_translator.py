@@ -269,31 +269,6 @@ def test_number_out_of_range_is_refused(build, settings, message):
         build(**settings)
 
 
-def test_fault_of_a_line_comes_after_the_lines_before_it(build, monkeypatch):
-    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
-    expected = list(build().translate(LINES[:3]))
-    found = []
-
-    def lines():
-        yield from LINES[:3]
-        raise LookupError("line 4")
-
-    with pytest.raises(LookupError, match="line 4"):
-        found.extend(build().translate(lines()))
-
-    assert found == expected
-
-
-def test_warnings_count_lines_over_all_windows(build, monkeypatch, caplog):
-    monkeypatch.setattr(translation, "WINDOW_LINES", 2)
-
-    list(
-        build(max_source_length=14).translate(["a", "b", "c", "ein hund. der alte"], first_line=11)
-    )
-
-    assert [message.split(" is ")[0] for message in caplog.messages] == ["Line 14"]
-
-
 def test_long_line_has_what_its_pieces_have(build):
     settings = {"details": True, "scores": True, "num_beams": 3, "num_hypotheses": 3}
     translator = build(max_source_length=14, **settings)

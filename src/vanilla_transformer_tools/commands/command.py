@@ -20,6 +20,7 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
+from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.settings import AttentionSettings, SearchSettings
@@ -36,6 +37,8 @@ Command = Callable[[list[str]], None]
 def run(command: Command, argv: list[str] | None = None) -> None:
     """Runs one command; a user's mistake prints one message and ends with status 2."""
     _open_standard_streams()
+    # Progress bars of loading and saving would mix with our own output.
+    disable_progress_bar()
     try:
         command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -185,6 +188,13 @@ def refuse(unknown: list[str], *parsers: Parser) -> None:
         fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help shows the usage")
 
 
+def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
+    """Values of the options and arguments; one that is unknown ends the program."""
+    namespace, unknown = parser.parse_known_args(argv)
+    refuse(unknown, parser)
+    return vars(namespace)
+
+
 def options_among(words: Iterable[str], *parsers: Parser) -> set[str]:
     """Names of the fields that options among the arguments set, with hyphens or underscores."""
     actions = {
@@ -305,14 +315,10 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
     # Without garbage collection, imports are half a second faster.
     gc.disable()
     try:
-        from transformers.utils.logging import disable_progress_bar
-
         from vanilla_transformer_tools.threads import IdleCores
         from vanilla_transformer_tools.translation import Translator
     finally:
         gc.enable()
-    # Progress bars of loading and saving would mix with our own output.
-    disable_progress_bar()
     logger = logging.getLogger("vanilla_transformer_tools.translation.translator")
     logger.setLevel(logging.INFO)
     logger.handlers = [_StandardError()]

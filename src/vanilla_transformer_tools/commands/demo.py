@@ -11,7 +11,7 @@ from vanilla_transformer_tools.commands.command import (
     check_model,
     end_at_once,
     interrupt,
-    refuse,
+    parse,
 )
 from vanilla_transformer_tools.settings import DemoSettings
 
@@ -27,9 +27,7 @@ example:
 def demo(argv: list[str]) -> None:
     """Open a page to try models in the browser."""
     parser = build_parser(demo, DemoSettings, _EXAMPLE)
-    namespace, unknown = parser.parse_known_args(argv)
-    refuse(unknown, parser)
-    settings = DemoSettings(**vars(namespace))
+    settings = DemoSettings(**parse(parser, argv))
     check_model(parser, settings.model)
     if settings.port is not None and not 0 < settings.port < 2**16:
         parser.error(f"--port must be from 1 to {2**16 - 1}, got {settings.port}")
@@ -42,13 +40,10 @@ def demo(argv: list[str]) -> None:
     # Without garbage collection, imports are half a second faster.
     gc.disable()
     try:
-        from transformers.utils.logging import disable_progress_bar
-
         from vanilla_transformer_tools.page.app import launch
         from vanilla_transformer_tools.page.page import Page
     finally:
         gc.enable()
-    disable_progress_bar()
     page = Page.load(
         settings.model or [],
         examples=settings.examples,

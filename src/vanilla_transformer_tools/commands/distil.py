@@ -186,14 +186,11 @@ def _translate(settings: DistilSettings, folder: Path) -> dict[str, Any]:
         **of_teacher,
     )
     job = plan_translation(wanted, [])
-    if job.done != job.total:
+    if not job.is_complete:
         n_best = settings.teacher_n_best
         translator = load_translator(wanted, num_hypotheses=n_best, scores=n_best > 1)
-        report = job.run(translator, keeps_record=True)
-        report.show(limit="--teacher_max_extra_tokens")
-    record = JobRecord.read(record_path(outputs)).complete(outputs)
-    record.write(record_path(outputs))
-    return record.search
+        job.run(translator).show(limit="--teacher_max_extra_tokens")
+    return JobRecord.read(record_path(outputs)).search
 
 
 def _write_pairs(settings: DistilSettings, folder: Path) -> None:

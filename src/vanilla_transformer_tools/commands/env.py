@@ -6,7 +6,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from vanilla_transformer_tools.commands.command import Parser, refuse
+from vanilla_transformer_tools.commands.command import Parser, parse
 
 # The package, what it requires, and what its extras add.
 _PACKAGES = (
@@ -42,8 +42,7 @@ def env(argv: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _, unknown = parser.parse_known_args(argv)
-    refuse(unknown, parser)
+    parse(parser, argv)
     facts = _versions() | _machine() | _caches()
     width = max(map(len, facts))
     for name, value in facts.items():

@@ -10,7 +10,7 @@ from vanilla_transformer_tools.commands.command import (
     build_parser,
     check_model,
     load_translator,
-    refuse,
+    parse,
 )
 from vanilla_transformer_tools.commands.outputs import check_output, check_room
 from vanilla_transformer_tools.files import looks_like_a_path
@@ -33,9 +33,7 @@ example:
 def evaluate(argv: list[str]) -> None:
     """Score the translations of a test set, by a model or from a file."""
     parser = build_parser(evaluate, EvaluateSettings, _EXAMPLE)
-    namespace, unknown = parser.parse_known_args(argv)
-    refuse(unknown, parser)
-    settings = EvaluateSettings(**vars(namespace))
+    settings = EvaluateSettings(**parse(parser, argv))
     _check(parser, settings)
 
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
@@ -178,15 +176,14 @@ def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
 
 def _load(settings: EvaluateSettings) -> _TestSet:
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import language_of_file
-    from vanilla_transformer_tools.evaluation.test_sets import is_named, named_test_set
+    from vanilla_transformer_tools.evaluation.test_sets import find_test_set, is_named
     from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 
     name, paths, further = "test", settings.test, settings.references or []
     language = language_of_file(paths[-1])
     if is_named(paths):
-        named = named_test_set(paths[0])
-        name, paths, language = named.name, [named.source, named.references[0]], named.language
-        further = [*named.references[1:], *further]
+        name, language, files = find_test_set(paths[0])
+        paths, further = files[:2], [*files[2:], *further]
     pairs = load_pairs(
         ParallelText(
             tuple(paths),

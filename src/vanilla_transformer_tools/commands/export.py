@@ -4,7 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
-from vanilla_transformer_tools.commands.command import build_parser, check_folder, refuse
+from vanilla_transformer_tools.commands.command import build_parser, check_folder, parse
 from vanilla_transformer_tools.settings import RUNTIMES, ExportSettings
 
 _EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
@@ -25,9 +25,7 @@ def export(argv: list[str]) -> None:
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to create.")
-    namespace, unknown = parser.parse_known_args(argv)
-    refuse(unknown, parser)
-    values = vars(namespace)
+    values = parse(parser, argv)
     model, output = values.pop("model"), Path(values.pop("output"))
     settings = ExportSettings(**values)
     types = ("float32", "int8") if settings.format in ("onnx", "web") else ("float32",)
@@ -50,12 +48,9 @@ def export(argv: list[str]) -> None:
 
 
 def _export(model: str, output: Path, settings: ExportSettings) -> None:
-    from transformers.utils.logging import disable_progress_bar
-
     from vanilla_transformer_tools.files import read_lines
     from vanilla_transformer_tools.interop.export import export_model
 
-    disable_progress_bar()
     # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     print(f"exporting {model} and comparing the result with it ...", file=sys.stderr)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer_tools.commands.command import build_parser, check_folder, refuse
+from vanilla_transformer_tools.commands.command import build_parser, check_folder, parse
 from vanilla_transformer_tools.settings import ImportSettings
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
@@ -34,9 +34,7 @@ def import_(argv: list[str]) -> None:
         "source", metavar="SOURCE", help="Folder or Hub name of a model, or a file of weights."
     )
     parser.add_argument("output", metavar="OUT", help="Folder to make.")
-    namespace, unknown = parser.parse_known_args(argv)
-    refuse(unknown, parser)
-    values = vars(namespace)
+    values = parse(parser, argv)
     source, output = values.pop("source"), Path(values.pop("output"))
     if not Path(source).is_file():
         check_folder(parser, "SOURCE", source)
@@ -57,13 +55,10 @@ def import_(argv: list[str]) -> None:
 
 
 def _import(source: str, output: Path, settings: ImportSettings) -> None:
-    from transformers.utils.logging import disable_progress_bar
-
     from vanilla_transformer_tools.interop.importing import import_model, load_source
     from vanilla_transformer_tools.interop.trimming import Trimming, kept_ids
     from vanilla_transformer_tools.saved_folder import read_run
 
-    disable_progress_bar()
     mapping = Path(settings.mapping) if settings.mapping else None
     files = settings.keep_vocabulary
     trimming = Trimming(tuple(files), settings.min_count) if files else None

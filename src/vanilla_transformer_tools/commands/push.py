@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vanilla_transformer_tools.commands.command import build_parser, refuse
+from vanilla_transformer_tools.commands.command import build_parser, parse
 from vanilla_transformer_tools.settings import PushSettings
 
 _EXAMPLE = """Uploads only weights, tokenizer, code, card, run.json and results.json, and nothing at
@@ -20,9 +20,7 @@ def push(argv: list[str]) -> None:
     """Share a model on the Hugging Face Hub."""
     parser = build_parser(push, PushSettings, _EXAMPLE)
     parser.add_argument("repo_id", metavar="USER/NAME", help="Repository; created if missing.")
-    namespace, unknown = parser.parse_known_args(argv)
-    refuse(unknown, parser)
-    values = vars(namespace)
+    values = parse(parser, argv)
     repo_id = values.pop("repo_id")
     settings = PushSettings(**values)
     if settings.space and settings.save_space:
@@ -39,11 +37,8 @@ def push(argv: list[str]) -> None:
     if not (settings.model or settings.space):
         parser.error("--model needs the folder of a model")
     if settings.model:
-        from transformers.utils.logging import disable_progress_bar
-
         from vanilla_transformer_tools.sharing.push import push as push_model
 
-        disable_progress_bar()
         address = push_model(
             Path(settings.model),
             repo_id,

@@ -18,7 +18,7 @@ from vanilla_transformer_tools.commands.command import (
     fail,
     interrupt,
     load_translator,
-    refuse,
+    parse,
 )
 from vanilla_transformer_tools.settings import ServeSettings
 
@@ -41,9 +41,7 @@ examples:
 def serve(argv: list[str]) -> None:
     """Answer requests for translations over HTTP, by LibreTranslate's API."""
     parser = build_parser(serve, ServeSettings, _EXAMPLE)
-    namespace, unknown = parser.parse_known_args(argv)
-    refuse(unknown, parser)
-    settings = ServeSettings(**vars(namespace))
+    settings = ServeSettings(**parse(parser, argv))
     check_model(parser, settings.model)
     _check(parser, settings)
     try:

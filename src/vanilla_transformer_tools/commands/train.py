@@ -85,9 +85,6 @@ def read_options(
     )
     refuse(unknown, parser, trainer_parser)
 
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
     return settings, arguments, options_among(words, parser, trainer_parser)
 
 

@@ -60,6 +60,9 @@ def translate(argv: list[str]) -> None:
     settings = TranslateSettings(**values)
     check_model(parser, settings.model)
     job = plan_translation(settings, texts)
+    if job.is_complete:
+        print(f"{settings.output} is complete: {job.done:,} lines", file=sys.stderr)
+        return
     translator = load_translator(
         settings,
         num_hypotheses=settings.n_best,
@@ -77,7 +80,7 @@ class JobRecord:
     Attributes:
         facts: Version, settings, and checksums of input and models, by their names in errors.
         search: Engine, beam width and length penalty with which the job began; empty before.
-        output: Size and checksum of the output, once it is complete.
+        output: Size and checksum of the complete output; empty before.
     """
 
     facts: dict[str, Any]
@@ -103,7 +106,7 @@ class JobRecord:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The record of an interrupted job.
+        """The record of an earlier job.
 
         Raises:
             ValueError: If the file is not a record.
@@ -115,8 +118,8 @@ class JobRecord:
             return cls(**read_object(path))
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{str(path)!r} must be the record of an interrupted translation, which is kept "
-                f"beside its output, got: {error}. Move the file, or choose another --output."
+                f"{str(path)!r} must be the record of a translation, which is kept beside its "
+                f"output, got: {error}. Move the file, or choose another --output."
             ) from error
 
     def write(self, path: Path) -> None:
@@ -215,12 +218,16 @@ class TranslationJob:
     kept: int = 0
     found: int = 0
 
-    def run(self, translator: "Translator", *, keeps_record: bool = False) -> Report:
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output already has all lines, and nothing else."""
+        return 0 < self.kept == self.found and self.done == self.total
+
+    def run(self, translator: "Translator") -> Report:
         """Translates, and writes each line as soon as it is done.
 
         Args:
             translator: Translator with the models of the settings.
-            keeps_record: Whether the record stays next to the complete output.
 
         Raises:
             ValueError: If another translation is writing to the output, it has changed since this
@@ -250,8 +257,12 @@ class TranslationJob:
                 f"{number:,} lines instead of the {self.total:,} at the beginning. "
                 "Restore it, and continue with --output and --resume, or translate it anew."
             )
-        if path and record and not keeps_record:
-            record_path(path).unlink(missing_ok=True)
+        if path and record:
+            # By it --resume recognises what is complete.
+            if self.settings.input:
+                record.complete(path).write(record_path(path))
+            else:
+                record_path(path).unlink(missing_ok=True)
         return report
 
 
@@ -356,8 +367,7 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
     if earlier is None:
         raise ValueError(
             f"{str(output)!r} must have its record {path.name!r} next to it to be continued, got "
-            "none: the output is complete, or an earlier version began it. Delete the output to "
-            "translate again, or let that version finish it."
+            "none. Delete the output to translate again, or choose another file."
         )
     done, kept = written_lines(output, 1 if job.settings.details else job.settings.n_best)
     differences = earlier.differences(record)

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sacrebleu import DATASETS
@@ -10,33 +9,20 @@ from sacrebleu import DATASETS
 _PREFIX = "sacrebleu:"
 
 
-@dataclass(frozen=True)
-class NamedTestSet:
-    """Files of a test set in sacreBLEU's folder.
-
-    Attributes:
-        name: Name of the test set and its languages, such as `wmt19 de-en`.
-        source: File of the sources.
-        references: Files of the references, at least one.
-        language: Code of the target language.
-    """
-
-    name: str
-    source: str
-    references: list[str]
-    language: str
-
-
 def is_named(test: Sequence[str]) -> bool:
     """Whether the value of `--test` is a name, such as `sacrebleu:wmt19:de-en`."""
     return len(test) == 1 and test[0].startswith(_PREFIX)
 
 
-def named_test_set(test: str) -> NamedTestSet:
-    """Files of a test set, which are downloaded on first use.
+def find_test_set(test: str) -> tuple[str, str, list[str]]:
+    """Name, target language, and files of a test set, which are downloaded on first use.
 
     Args:
         test: Name and languages, such as `sacrebleu:wmt19:de-en`.
+
+    Returns:
+        The name, such as `wmt19 de-en`, the code of the target language, and the files of sources
+        and references, at least one, in sacreBLEU's folder.
 
     Raises:
         ValueError: If sacreBLEU has no such test set, or not with these languages.
@@ -57,12 +43,11 @@ def named_test_set(test: str) -> NamedTestSet:
         )
     listed: Any = DATASETS[name]
     try:
-        source = listed.get_source_file(languages)
-        references = listed.get_reference_files(languages)
+        files = [listed.get_source_file(languages), *listed.get_reference_files(languages)]
     # sacreBLEU ends the program if a checksum is wrong.
     except (OSError, SystemExit) as error:
         raise OSError(
             f"sacreBLEU's test set {name} {languages} cannot be downloaded: {error}. Check the "
             "network, or copy the folder of a machine that has it and name it by SACREBLEU."
         ) from error
-    return NamedTestSet(f"{name} {languages}", source, references, languages.rpartition("-")[2])
+    return f"{name} {languages}", languages.rpartition("-")[2], files

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -150,9 +150,8 @@ def load_engine(
     if kind == "auto" and cache_folder() is not None:
         reason = next(reasons_for_torch(names, dtype, settings or {}), "")
         try:
-            if not reason and (converted := _load_converted(names[0], tokenizer, load_torch)):
-                return converted
-            reason = reason or "CTranslate2 gave a different translation for a line of a sample"
+            if not reason:
+                return _load_converted(names[0], tokenizer, load_torch)
         except (ValueError, RuntimeError) as error:
             reason = str(error)
         except OSError as error:
@@ -233,42 +232,29 @@ def _load_export(names: list[str], dtype: str) -> LoadedEngine:
 
 def _load_converted(
     model: str, tokenizer: PreTrainedTokenizerBase, load_torch: Callable[[], TorchEngine]
-) -> LoadedEngine | None:
-    """Loads a model as converted for CTranslate2, which is done once; None if it does not agree."""
+) -> LoadedEngine:
+    """Loads a model as converted for CTranslate2, which is done once, if the engines agree."""
     # In the Hub's cache if the model comes from there.
-    folder = cast(Path, find_file(model, CONFIG_NAME)).parent
-    if not any(folder.glob("model*.safetensors")):
+    source = cast(Path, find_file(model, CONFIG_NAME)).parent
+    if not any(source.glob("model*.safetensors")):
         # Fetches them from the Hub, or fails and says why.
         load_torch()
-    config = GenerationConfig.from_pretrained(folder)
-    conversion = Conversion(cast(Path, cache_folder()), folder)
+    config = GenerationConfig.from_pretrained(source)
+    folder = conversion_of(source)
 
     def load(converted: Path) -> CTranslate2Engine:
         return CTranslate2Engine(
             converted, device="cpu", compute_type="float32", patience=patience(config)
         )
 
-    def is_alike(converted: Path) -> bool:
-        """Whether both engines translate a sample of random tokens alike."""
-        engine = load_torch()
-        longest = int(min(_SAMPLE_TOKENS, engine.last_position - 1))
-        sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
-        limits = [len(source) + _SAMPLE_TOKENS for source in sources]
-        found = (
-            one.translate_batch(sources, [[] for _ in sources], limits, Search())
-            for one in (engine, load(converted))
-        )
-        ours, theirs = ([(best.tokens, best.end) for (best,) in outputs] for outputs in found)
-        return ours == theirs
-
-    if conversion.agrees() is None:
-        conversion.make(load_torch().model, tokenizer, is_alike)
+    if agrees(folder) is None:
+        _convert(source, folder, load_torch(), tokenizer, load)
     else:
         check_files(model)
-    mark_used(conversion.folder)
-    if not conversion.agrees():
-        return None
-    engine = load(conversion.folder)
+    mark_used(folder)
+    if not agrees(folder):
+        raise ValueError("CTranslate2 gave a different translation for a line of a sample")
+    engine = load(folder)
     choice = f"{engine.name} translates: on this CPU it is faster for this model."
     return LoadedEngine(engine, config, choice)
 
@@ -288,87 +274,88 @@ def random_sources(tokenizer: PreTrainedTokenizerBase, lines: int, longest: int)
     return [[*draw.choices(ordinary, k=draw.randint(1, longest)), end] for _ in range(lines)]
 
 
-class Conversion:
-    """One model in the cache, which may not be there yet.
+def conversion_of(source: Path) -> Path:
+    """Folder in the cache of a model as converted for CTranslate2, which may not be there yet.
 
-    Attributes:
-        folder: Folder of the converted model.
-
-    Args:
-        cache: Folder of all models.
-        source: Folder of the model to convert.
+    Its name is a digest of the files that a conversion depends on, and of the converters' versions.
     """
+    settings = [name for name in _SETTINGS if (source / name).exists()]
+    files = describe_model_files(source, _DIGEST) | describe_files(source, settings, _DIGEST)
+    about = [files, version("ctranslate2"), checksum(_CONVERTER)]
+    key = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    return cast(Path, cache_folder()) / "ctranslate2" / key
 
-    def __init__(self, cache: Path, source: Path) -> None:
-        self._source, self._key = source, _key(source)
-        self.folder = cache / "ctranslate2" / self._key
 
-    def agrees(self) -> bool | None:
-        """Whether CTranslate2 translated a sample with it as torch did.
+def agrees(folder: Path) -> bool | None:
+    """Whether CTranslate2 translated a sample with a conversion as torch did.
 
-        Returns:
-            None if there is no conversion, or not as this user wrote it.
-        """
-        try:
-            if not (_is_own(self.folder.parent) and _is_own(self.folder)):
-                return None
-            recorded = read_object(self.folder / FILES_FILE)
-            agrees = bool(recorded.pop("agrees"))
-            return agrees if recorded == self._record(self.folder) else None
-        except (OSError, ValueError, KeyError):
+    Returns:
+        None if there is no conversion, or not as this user wrote it.
+    """
+    try:
+        if not (_is_own(folder.parent) and _is_own(folder)):
             return None
+        recorded = read_object(folder / FILES_FILE)
+        is_alike = bool(recorded.pop("agrees"))
+        return is_alike if recorded == _written_files(folder) else None
+    except (OSError, ValueError, KeyError):
+        return None
 
-    def make(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        agrees: Callable[[Path], bool],
-    ) -> None:
-        """Converts the model, replacing an earlier conversion.
 
-        Args:
-            model: The model, in float32.
-            tokenizer: Tokenizer of the source.
-            agrees: Compares the translations of a converted model with torch's.
+def _convert(
+    source: Path,
+    folder: Path,
+    engine: TorchEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    load: Callable[[Path], CTranslate2Engine],
+) -> None:
+    """Converts a model, and records whether both engines translate random tokens alike.
 
-        Raises:
-            ValueError: If CTranslate2 cannot hold the model.
-            OSError: If the cache cannot be written or others can write there, or the model's files
-                have changed.
-        """
-        from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
+    Raises:
+        ValueError: If CTranslate2 cannot hold the model.
+        OSError: If the cache cannot be kept, or the model's files have changed.
+    """
+    from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
 
-        parent = self.folder.parent
-        parent.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):
-            parent.chmod(_OWN_MODE)
-        if not _is_own(parent):
-            raise OSError(
-                f"Others can write to {str(parent)!r}. Set {CACHE_VARIABLE} to a folder of yours."
-            )
-        hint = f"Make room there, or set {CACHE_VARIABLE} to another folder."
-        with (
-            naming_full_disk(parent, "the conversion for CTranslate2", hint),
-            scratch_folder(parent, ".new-") as scratch,
-        ):
-            new = scratch / "new"
-            convert(model, tokenizer, new)
-            if _key(self._source) != self._key:
-                raise OSError(f"{str(self._source)!r} was changed while it was loaded.")
-            new.chmod(_OWN_MODE)
-            record = {**self._record(new), "agrees": agrees(new)}
-            write_lines(new / FILES_FILE, [json.dumps(record, indent=2)])
-            # Another process may have been faster.
-            if self.agrees() is None:
-                if self.folder.exists():
-                    self.folder.rename(scratch / "old")
-                new.rename(self.folder)
-        delete_oldest(parent.glob("[!.]*"), MOST_MODELS)
+    parent = folder.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with suppress(PermissionError):
+        parent.chmod(_OWN_MODE)
+    if not _is_own(parent):
+        raise OSError(
+            f"Others can write to {str(parent)!r}. Set {CACHE_VARIABLE} to a folder of yours."
+        )
+    hint = f"Make room there, or set {CACHE_VARIABLE} to another folder."
+    with (
+        naming_full_disk(parent, "the conversion for CTranslate2", hint),
+        scratch_folder(parent, ".new-") as scratch,
+    ):
+        new = scratch / "new"
+        convert(engine.model, tokenizer, new)
+        if conversion_of(source) != folder:
+            raise OSError(f"{str(source)!r} was changed while it was loaded.")
+        new.chmod(_OWN_MODE)
+        longest = int(min(_SAMPLE_TOKENS, engine.last_position - 1))
+        sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
+        limits = [len(line) + _SAMPLE_TOKENS for line in sources]
+        ours, theirs = (
+            [(best.tokens, best.end) for (best,) in outputs]
+            for one in (engine, load(new))
+            for outputs in [one.translate_batch(sources, [[]] * len(sources), limits, Search())]
+        )
+        record = {**_written_files(new), "agrees": ours == theirs}
+        write_lines(new / FILES_FILE, [json.dumps(record, indent=2)])
+        # Another process may have been faster.
+        if agrees(folder) is None:
+            if folder.exists():
+                folder.rename(scratch / "old")
+            new.rename(folder)
+    delete_oldest(parent.glob("[!.]*"), MOST_MODELS)
 
-    def _record(self, folder: Path) -> dict[str, Any]:
-        """Size and checksum of each file, and their sources."""
-        names = sorted(set(os.listdir(folder)) - {FILES_FILE})
-        return {**describe_files(folder, names, _DIGEST), "source": {"key": self._key}}
+
+def _written_files(folder: Path) -> dict[str, Any]:
+    """Size and checksum of each file of a conversion."""
+    return describe_files(folder, sorted(set(os.listdir(folder)) - {FILES_FILE}), _DIGEST)
 
 
 def _is_own(folder: Path) -> bool:
@@ -378,11 +365,3 @@ def _is_own(folder: Path) -> bool:
         return True
     status = folder.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
-
-
-def _key(source: Path) -> str:
-    """Digest of the files that a conversion depends on, and of the converters' versions."""
-    settings = [name for name in _SETTINGS if (source / name).exists()]
-    files = describe_model_files(source, _DIGEST) | describe_files(source, settings, _DIGEST)
-    about = [files, version("ctranslate2"), checksum(_CONVERTER)]
-    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
