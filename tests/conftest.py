@@ -339,9 +339,12 @@ def record_calls(model: nn.Module, suffix: str) -> list[str]:
     return calls
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with 300 pairs of number words to train on, and 20 to choose a checkpoint on."""
+    """Folder with 300 pairs of number words to train on, and 20 to choose a checkpoint on.
+
+    No test changes it: writing it takes a second.
+    """
     # Imported late: it needs `datasets`, and the tests of the model run without.
     from .support.training_runs import VALIDATION_LINES
 
