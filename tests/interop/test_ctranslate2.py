@@ -126,14 +126,11 @@ NOT_MADE = "made, got no "
     ("damage", "message"),
     [
         (rewrite("model.bin", lambda content: content[:3000]), "(incomplete|payload).* Export the"),
-        # The version, of four bytes, and the name of the specification.
+        # The version, of four bytes.
         (rewrite("model.bin", lambda content: b"\x63" + content[1:]), "binary version v99.*again"),
-        (rewrite("model.bin", lambda c: c.replace(b"merSpec", b"merSpex")), "Unknown model"),
         (lambda folder: (folder / "model.bin").unlink(), "Unable to open file 'model.bin'"),
         (lambda folder: (folder / VOCABULARY).unlink(), f"{NOT_MADE}shared_vocabulary.json that"),
-        (rewrite(VOCABULARY, lambda content: b"[" * 100_000), "that can be read: it has more than"),
         (rewrite(VOCABULARY, lambda content: b'["a", "b"]'), f"{NOT_MADE}'</s>' in its vocabul"),
-        (rewrite("config.json", lambda content: b"[]"), "must hold a JSON object, got a list"),
         (rewrite("config.json", without_field("eos_token")), f"{NOT_MADE}`eos_token` in its conf"),
     ],
 )
@@ -150,13 +147,6 @@ def test_type_that_cannot_be_computed_in_is_told(model, export, tmp_path):
 
     with pytest.raises(ValueError, match=r"to compute in 'int8_int8'.* compute in another type"):
         CTranslate2Engine(tmp_path / "ct2", device="cpu", compute_type="int8_int8")
-
-
-def test_greedy_translations_and_scores_equal_torchs(model, export):
-    engine = export(model)
-
-    assert_translates_alike(model, engine)
-    assert {found[0].reached_limit for found in run(engine)} == {False, True}
 
 
 @pytest.mark.parametrize("prefix_length", [0, 2])

@@ -108,10 +108,10 @@ def test_reduced_weights_are_compared_too_on_the_lines_that_are_given(
     assert agreement.gap > 1e-4
 
 
-@pytest.mark.parametrize("longest", [2, 40])
-def test_export_with_a_short_table_of_positions_is_compared(source, tmp_path, longest):
-    model = build_variant(position_embedding_type="learned", max_position_embeddings=longest)
-    model.save_pretrained(source)
+def test_export_with_a_short_table_of_positions_is_compared(source, tmp_path):
+    build_variant(position_embedding_type="learned", max_position_embeddings=2).save_pretrained(
+        source
+    )
 
     agreement = export_model(source, tmp_path / "out")
 

@@ -49,9 +49,7 @@ UNFIT = [
     ({"layer_norm_eps": 0.01}, "`layer_norm_eps` must be 1e-05, got 0.01."),
     ({"add_final_layer_norm": False}, "`add_final_layer_norm` must be None, got False."),
     ({"position_base": 100}, "`position_base` must be 10000, got 100."),
-    ({"position_offset": 3}, "`position_offset` must be 0, got 3."),
     ({"d_k": 7}, "`d_k` must be None, got 7."),
-    ({"d_v": 12}, "`d_v` must be None, got 12."),
     ({"talking_heads": "both"}, "`talking_heads` must be None, got 'both'."),
     (UNTIED, "`tie_word_embeddings` must be True, got False."),
 ]
