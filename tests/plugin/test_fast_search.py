@@ -107,13 +107,6 @@ def test_search_finds_what_transformers_search_finds(monkeypatch, tiny_model, se
 
 
 @both_widths
-def test_search_finds_the_same_with_eager_attention(monkeypatch, tiny_model, sentences, num_beams):
-    tiny_model.set_attn_implementation("eager")
-
-    assert_own_search_finds_the_same(monkeypatch, tiny_model, sentences, num_beams=num_beams)
-
-
-@both_widths
 def test_search_goes_on_from_a_prompt_as_transformers_does(
     monkeypatch, tiny_model, sentences, num_beams
 ):

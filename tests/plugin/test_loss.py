@@ -86,8 +86,7 @@ def long_batch() -> Batch:
 
 
 @both_paths
-@pytest.mark.parametrize("precision", ["float32", "autocast"])
-@pytest.mark.parametrize("r_drop_alpha", [0.0, 5.0])
+@pytest.mark.parametrize(("precision", "r_drop_alpha"), [("float32", 0.0), ("autocast", 5.0)])
 def test_training_never_holds_the_logits_of_all_targets(
     wide_model, long_batch, monkeypatch, path, precision, r_drop_alpha
 ):
