@@ -16,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig
 
-from ..conftest import TWO_TABLES, Model, assert_loaded, redraw_parameters
+from ..conftest import TWO_TABLES, Model, assert_loaded, build_redrawn
 from ..support import reference
 from .test_parity import assert_logits_equal_the_oracle, assert_loss_and_gradients_equal_the_oracle
 
@@ -114,9 +114,7 @@ def build_config(combination: Combination) -> VanillaTransformerConfig:
 
 def build_combination(combination: Combination) -> Model:
     """A model with random parameters, in float64 and eval mode."""
-    model = Model(build_config(combination)).double().eval()
-    redraw_parameters(model)
-    return model
+    return build_redrawn(build_config(combination)).double()
 
 
 # Padded with an ordinary token.
