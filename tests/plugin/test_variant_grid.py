@@ -18,7 +18,7 @@ from vanilla_transformer import VanillaTransformerConfig
 
 from ..conftest import TWO_TABLES, Model, assert_loaded, build_redrawn
 from ..support import reference
-from .test_parity import assert_logits_equal_the_oracle, assert_loss_and_gradients_equal_the_oracle
+from .test_parity import assert_logits_equal_the_oracle, check_of_training
 
 # Small, and yet no two sizes that meet are equal; 12 is a multiple of all numbers of heads.
 SIZES: dict[str, Any] = {
@@ -185,9 +185,9 @@ each_choice = pytest.mark.parametrize("combination", COMBINATIONS[:7], ids="-".j
 def test_any_two_switches_get_on_with_each_other(tmp_path, combination):
     model = build_combination(combination)
 
-    assert_loss_and_gradients_equal_the_oracle(model, PADDED_ON_THE_RIGHT, LABELS)
+    check_of_training(model, PADDED_ON_THE_RIGHT, LABELS)(model)
     # Every sentence has alone what it has between others, whatever pads it.
-    assert_logits_equal_the_oracle(model.eval(), PADDED_ON_THE_LEFT, TARGET_PADDED_ON_THE_LEFT)
+    assert_logits_equal_the_oracle([model.eval()], PADDED_ON_THE_LEFT, TARGET_PADDED_ON_THE_LEFT)
     assert_greedy_search_equals_the_oracle(model)
     assert_beam_searches_find_the_same(model)
     assert_survives_saving(model, tmp_path)
