@@ -95,11 +95,11 @@ def assert_translates_alike(model, engine, **settings):
     assert len(set(scores[0])) > len(settings.get("sources", SOURCES)) / 2
 
 
-def score_by_torch(model, source, hypothesis, search, prefix_length=0):
-    engine = TorchEngine(model)
-    (read,) = engine.force([source], [hypothesis.ended])
-    log_probs = read.log_probs[prefix_length:]
-    return sum(log_probs) / len(log_probs) ** search.length_penalty
+def scores_by_torch(model, sources, results, search, prefix_length=0):
+    """Scores of the hypotheses of all sources, in one list."""
+    targets = [one.ended for found in results for one in found]
+    reads = [one.log_probs[prefix_length:] for one in TorchEngine(model).force(sources, targets)]
+    return [sum(numbers) / len(numbers) ** search.length_penalty for numbers in reads]
 
 
 def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -202,10 +202,12 @@ def test_n_best_is_ranked_by_the_scores_that_torch_gives_it(
 
     results = run(export(model), search, prefix_length=prefix_length, limits=limits)
 
-    for source, found in zip(SOURCES, results, strict=True):
+    expected = scores_by_torch(model, SOURCES, results, search, prefix_length)
+    assert [one.score for found in results for one in found] == pytest.approx(
+        expected, rel=1e-5, abs=1e-5
+    )
+    for found in results:
         scores = [one.score for one in found]
-        expected = [score_by_torch(model, source, one, search, prefix_length) for one in found]
-        torch.testing.assert_close(torch.tensor(scores), torch.tensor(expected))
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(one.tokens) for one in found}) == len(found) == 3
 
@@ -243,14 +245,10 @@ def test_samples_differ_and_have_the_models_scores(model, export):
 
     assert {len(found) for found in results} == {4}
     assert len({tuple(one.tokens) for one in results[0]}) > 1
-    for source, found, limit in zip(SOURCES, results, LIMITS, strict=True):
-        expected = [score_by_torch(model, source, one, search) for one in found]
-        torch.testing.assert_close(
-            torch.tensor([one.score for one in found]).double(),
-            torch.tensor(expected).double(),
-            rtol=1e-4,
-            atol=1e-4,
-        )
+    expected = scores_by_torch(model, SOURCES, results, search)
+    scores = [one.score for found in results for one in found]
+    assert scores == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    for found, limit in zip(results, LIMITS, strict=True):
         assert max(len(one.tokens) for one in found) <= limit
 
 
@@ -258,7 +256,8 @@ def test_sample_that_reaches_its_limit_is_not_drawn_again(model, export):
     with torch.no_grad():
         model.lm_head.weight[EOS, 0] = 2
     empty = Hypothesis([], 0.0, EOS)
-    expected = math.exp(score_by_torch(model, SOURCES[0], empty, Search()))
+    (score,) = scores_by_torch(model, SOURCES[:1], [[empty]], Search())
+    expected = math.exp(score)
 
     # The last source has another limit.
     sources, limits = [SOURCES[0]] * 800 + [SOURCES[1]], [2] * 800 + [9]
@@ -350,10 +349,8 @@ def test_every_token_of_a_vocabulary_with_bytes_survives(export):
 def test_each_type_of_weights_gives_nearly_the_models_scores(model, export, tmp_path, quantization):
     results = run(export(model, quantization))
 
-    gaps = [
-        abs(found[0].score - score_by_torch(model, source, found[0], Search()))
-        for source, found in zip(SOURCES, results, strict=True)
-    ]
+    expected = scores_by_torch(model, SOURCES, results, Search())
+    gaps = [abs(found[0].score - one) for found, one in zip(results, expected, strict=True)]
     assert max(gaps) < (0.3 if "int" in quantization else 0.03)
     positions = 2048 * 24 * (2 if quantization.endswith("float16") else 4)
     weights = (tmp_path / "ct2" / "model.bin").stat().st_size - positions
