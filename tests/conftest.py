@@ -16,6 +16,8 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Nor does one write to the user's cache: without a cache, torch translates.
 os.environ["VANILLA_TRANSFORMER_CACHE"] = ""
+# Until all is collected: what is imported is no garbage, and looking for some takes long.
+gc.disable()
 
 import pytest
 import torch
@@ -32,8 +34,6 @@ from vanilla_transformer import (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs, where half precision and worker processes are the defaults."""
-    # Until all is imported: none of it is garbage, and looking for some takes a third of the time.
-    gc.disable()
     if config.option.markexpr.strip() != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
