@@ -179,15 +179,12 @@ def test_onnx_export_that_computes_otherwise_is_not_kept(source, tmp_path, monke
     monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(other))
 
     with pytest.raises(ValueError, match=r"logits that differ by at most 0\.0001, got"):
-        export_model(source, tmp_path / "out", "onnx", sample=LINES)
+        export_model(source, tmp_path / "out", "onnx", sample=["ja"])
 
     assert files(tmp_path) == {"model"}
 
 
-@pytest.mark.parametrize("quantization", ["float32", "int8"])
-def test_onnx_export_says_which_software_reads_what(
-    source, tmp_path, monkeypatch, caplog, quantization
-):
+def test_onnx_export_says_which_software_reads_what(source, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(onnx_export, "export_onnx", lambda *_: None)
     monkeypatch.setattr(onnx_export, "quantize_onnx", lambda *_: None)
     model = load_model(source, attn_implementation="eager")
@@ -195,13 +192,11 @@ def test_onnx_export_says_which_software_reads_what(
     file = Path(source) / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": False}))
 
-    export_model(source, tmp_path / "out", "onnx", quantization=quantization, sample=LINES)
+    export_model(source, tmp_path / "out", "onnx", quantization="int8", sample=["ja"])
 
     assert "The tokenizer is for Python only" in caplog.text
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (
-        config["transformers.js_config"]["dtype"] == {"float32": "fp32", "int8": "q8"}[quantization]
-    )
+    assert config["transformers.js_config"]["dtype"] == "q8"
 
 
 def compared(model, change=lambda logits, targets: None):
@@ -437,9 +432,9 @@ def test_command_names_the_cure_for_a_missing_package(source, tmp_path, refused,
 def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
     source = save_latin_to_greek(tmp_path / "model")
 
-    agreement = export_model(source, tmp_path / "out")
+    agreement = export(source, tmp_path / "out")
 
-    assert agreement.lines == agreement.identical == 100
+    assert agreement.lines == agreement.identical == 3
     vocabularies = {"source_vocabulary.json", "target_vocabulary.json", "target_tokenizer"}
     assert files(tmp_path / "out") == OF_EVERY_EXPORT | vocabularies | {"model.bin"}
     pair = TokenizerPair.from_pretrained(source)
