@@ -77,13 +77,13 @@ def test_what_came_in_goes_out_as_it_was(source):
 
 
 def config_of(model):
-    """Fields as they are saved."""
+    """Fields as they are saved, but for the dtype, which is that of the weights."""
     config = json.loads(model.config.to_json_string())
     # M2M100 skips layers in training; ours never do.
     return {
         name: value
         for name, value in config.items()
-        if value is not None and "layerdrop" not in name
+        if value is not None and name != "dtype" and "layerdrop" not in name
     }
 
 
