@@ -6,7 +6,6 @@ choices of any two axes meet.
 
 import itertools
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,12 +158,34 @@ def assert_greedy_search_equals_the_oracle(model: Model) -> None:
     assert found == [row + [0] * (width - len(row)) for row in expected]
 
 
-def assert_survives_saving(model: Model, folder: Path) -> None:
-    model.save_pretrained(folder)
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
+COMBINATIONS = combinations_of_pairs()
+# Elsewhere these are enough: every choice is in one of them.
+each_choice = pytest.mark.parametrize("combination", COMBINATIONS[:7], ids="-".join)
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+def test_any_two_switches_get_on_with_each_other(combination):
+    model = build_combination(combination)
+
+    check_of_training(model, PADDED_ON_THE_RIGHT, LABELS)(model)
+    # Every sentence has alone what it has between others, whatever pads it.
+    assert_logits_equal_the_oracle([model.eval()], PADDED_ON_THE_LEFT, TARGET_PADDED_ON_THE_LEFT)
+    assert_greedy_search_equals_the_oracle(model)
+    assert_beam_searches_find_the_same(model)
+
+
+# What is tied to what.
+TIES = {one[6:9]: one for one in COMBINATIONS}
+
+
+@pytest.mark.parametrize("combination", TIES.values(), ids="-".join)
+def test_folder_brings_back_config_weights_and_ties(tmp_path, combination):
+    model = build_combination(combination)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         saved = set(file.keys())
 
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64)
 
     # Tied tensors are stored once, and Trainer warns of lost weights unless the others are named.
     assert saved == {name for name, _ in model.named_parameters()}
@@ -174,23 +195,6 @@ def assert_survives_saving(model: Model, folder: Path) -> None:
         name: getattr(model.config, name) for name in fields
     }
     assert_loaded(loaded, model, {**PADDED_ON_THE_LEFT, **TARGET_PADDED_ON_THE_LEFT})
-
-
-COMBINATIONS = combinations_of_pairs()
-# Elsewhere these are enough: every choice is in one of them.
-each_choice = pytest.mark.parametrize("combination", COMBINATIONS[:7], ids="-".join)
-
-
-@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
-def test_any_two_switches_get_on_with_each_other(tmp_path, combination):
-    model = build_combination(combination)
-
-    check_of_training(model, PADDED_ON_THE_RIGHT, LABELS)(model)
-    # Every sentence has alone what it has between others, whatever pads it.
-    assert_logits_equal_the_oracle([model.eval()], PADDED_ON_THE_LEFT, TARGET_PADDED_ON_THE_LEFT)
-    assert_greedy_search_equals_the_oracle(model)
-    assert_beam_searches_find_the_same(model)
-    assert_survives_saving(model, tmp_path)
 
 
 def test_axes_leave_no_switch_out():
