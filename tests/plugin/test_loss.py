@@ -79,9 +79,9 @@ def wide_model(monkeypatch: pytest.MonkeyPatch) -> Model:
 
 @pytest.fixture
 def long_batch() -> Batch:
-    """N=1024 real targets, 32 chunks."""
+    """N=512 real targets, 16 chunks."""
     generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(3, WIDE_VOCABULARY, (64, 16), generator=generator)
+    labels = torch.randint(3, WIDE_VOCABULARY, (32, 16), generator=generator)
     return {"input_ids": labels[:, :5].clone(), "labels": labels}
 
 
@@ -109,7 +109,7 @@ def test_recorder_sees_all_logits_when_they_are_returned(wide_model, long_batch)
 
 @both_paths
 def test_loss_projects_real_targets_only(wide_model, long_batch, monkeypatch, path):
-    num_targets, num_positions = 64, long_batch["labels"].numel()
+    num_targets, num_positions = 32, long_batch["labels"].numel()
     monkeypatch.setattr(fast_loss_vanilla_transformer, "CHUNK_ROWS", num_positions)
     long_batch["labels"][:, 1:] = -100
     choose_path(wide_model.lm_head, path, monkeypatch)
