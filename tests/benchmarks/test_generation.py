@@ -17,7 +17,7 @@ from generation import (
 )
 from vanilla_transformer import VanillaTransformerTokenizer
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.documents import ROOT
 from ..support.scripts import run_script
 

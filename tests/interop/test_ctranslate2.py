@@ -21,7 +21,7 @@ from vanilla_transformer_tools.translation.ctranslate2_conversion import (
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 
-from ..conftest import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
+from ..models import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
 
 PAD, BOS, EOS, UNK = range(4)
 # Bytes of a number in each type of weights.
@@ -271,7 +271,7 @@ def test_sample_that_reaches_its_limit_is_not_drawn_again(model, export):
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_forbidden_tokens_are_never_generated(tiny_model, export, num_beams):
-    # `<pad>` and `<s>` would sometimes win, see conftest.
+    # `<pad>` and `<s>` would sometimes win, see `redraw_parameters`.
     suppressed = best(run(TorchEngine(tiny_model)))[0][0][0]
     tiny_model.generation_config.suppress_tokens = [suppressed]
     engine = export(tiny_model)

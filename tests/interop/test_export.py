@@ -25,7 +25,7 @@ from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation import ctranslate2_conversion as loader
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.pretrained import fsmt_tokenizer
 from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch

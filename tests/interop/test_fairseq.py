@@ -32,7 +32,7 @@ from vanilla_transformer_tools.interop.fairseq import (
 from vanilla_transformer_tools.interop.importing import import_model, load_source
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
-from ..conftest import TINY
+from ..models import TINY
 from .test_importing import SIZES, assert_alike, refill
 
 PAD, END = 1, 2

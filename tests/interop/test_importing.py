@@ -45,7 +45,7 @@ from vanilla_transformer_tools.interop.weight_maps import WeightMap, shapes_of
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import TINY, UNTIED
+from ..models import TINY, UNTIED
 from .test_tensor_files import RunsCode
 
 SIZES = {name: size for name, size in TINY.items() if name != "vocab_size"} | {

@@ -14,7 +14,7 @@ from vanilla_transformer_tools.interop import onnx as onnx_export
 from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.onnx import OPSET, OnnxModel, _DecoderGraph, quantize_onnx
 
-from ..conftest import LEARNED, RECTANGULAR, TWO_TABLES, Model, build_variant
+from ..models import LEARNED, RECTANGULAR, TWO_TABLES, Model, build_variant
 from ..plugin.test_variant_grid import build_combination, each_choice
 from ..text.test_tokenizer_pair import build_latin_to_greek
 

@@ -22,7 +22,7 @@ from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.settings import ExportSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
-from ..conftest import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
+from ..models import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
 from ..support.documents import code_blocks
 from ..text.test_tokenizer_pair import build_latin_to_greek
 from .test_importing import BUILD, FSMT_COUNTS_STEPS, refill

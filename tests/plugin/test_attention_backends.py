@@ -15,7 +15,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 from transformers.utils import is_flash_attn_2_available
 
-from ..conftest import (
+from ..models import (
     Batch,
     Model,
     build_variant,

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from vanilla_transformer import fast_loss_vanilla_transformer
 from vanilla_transformer_tools.interop.to_transformers import to_transformers
 
-from ..conftest import (
+from ..models import (
     CONCATENATED,
     TWO_TABLES,
     Model,

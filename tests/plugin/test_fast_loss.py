@@ -18,7 +18,7 @@ from vanilla_transformer.fast_loss_vanilla_transformer import (
 )
 from vanilla_transformer.modeling_vanilla_transformer import Plain
 
-from ..conftest import TWO_TABLES, UNTIED, Batch, Model, build_variant
+from ..models import TWO_TABLES, UNTIED, Batch, Model, build_variant
 
 
 @pytest.fixture

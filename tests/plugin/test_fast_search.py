@@ -21,7 +21,7 @@ from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
 from vanilla_transformer.modeling_vanilla_transformer import Decoder
 
-from ..conftest import Batch, Model, source_of
+from ..models import Batch, Model, source_of
 from ..support.observed import observe
 from .test_variant_grid import PADDED_ON_THE_RIGHT, build_combination, each_choice
 

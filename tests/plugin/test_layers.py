@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..conftest import (
+from ..models import (
     LEARNED,
     both_attentions,
     build_variant,

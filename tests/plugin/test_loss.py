@@ -20,7 +20,7 @@ from vanilla_transformer import fast_loss_vanilla_transformer
 from vanilla_transformer.fast_loss_vanilla_transformer import projected_loss_sum
 from vanilla_transformer.plain_vanilla_transformer import LossTerms
 
-from ..conftest import Batch, Model, build_variant, gradients
+from ..models import Batch, Model, build_variant, gradients
 
 # No other size of the model, so that a tensor of this width holds logits.
 WIDE_VOCABULARY = 499

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ..conftest import Batch, Model, build_variant
+from ..models import Batch, Model, build_variant
 from ..support import reference
 
 

@@ -28,7 +28,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 
-from ..conftest import redraw_parameters
+from ..models import redraw_parameters
 from ..support.gradients_of_one_update import build_model
 from .test_tokenization import AWKWARD, CORPUS, KINDS
 

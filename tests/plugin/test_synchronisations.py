@@ -10,7 +10,7 @@ from vanilla_transformer_tools.training.trainer import r_drop
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 
-from ..conftest import LEARNED, RECTANGULAR, UNTIED, Batch, Model, build_variant, gradients
+from ..models import LEARNED, RECTANGULAR, UNTIED, Batch, Model, build_variant, gradients
 from ..support.observed import observe
 from ..support.pretended_device import DEVICE, move, pretended_device, put
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig
 
-from ..conftest import TWO_TABLES, Model, assert_loaded, build_redrawn
+from ..models import TWO_TABLES, Model, assert_loaded, build_redrawn
 from ..support import reference
 from .test_parity import assert_logits_equal_the_oracle, check_of_training
 

@@ -12,7 +12,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
 from vanilla_transformer_tools.text import tokenizer_pair
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
-from ..conftest import TWO_TABLES, Model, build_variant
+from ..models import TWO_TABLES, Model, build_variant
 
 # Nothing in common but the special tokens: what is read by the wrong side is unknown.
 LATIN = "abcdefghijklmnopqrstuvwxyz .,!?-'"

@@ -19,7 +19,7 @@ from vanilla_transformer_tools.training.optimizer import (
     orthogonalized,
 )
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.training_runs import (
     assert_same_weights,
     build_arguments,
