@@ -1,6 +1,5 @@
 """The notebook runs from top to bottom, and its stored results read well on a web page."""
 
-import matplotlib.pyplot as plt
 import nbformat
 import pytest
 
@@ -51,6 +50,8 @@ def exact_lines(notebook):
 
 
 def test_cells_of_the_notebook_run(monkeypatch):
+    import matplotlib.pyplot as plt
+
     shown = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gcf()))
     namespace = {}

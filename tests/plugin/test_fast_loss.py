@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from vanilla_transformer import fast_loss_vanilla_transformer
 from vanilla_transformer.fast_loss_vanilla_transformer import (
@@ -200,6 +199,8 @@ def test_entries_that_fill_up_a_row_change_no_gradient(monkeypatch, terms, has_b
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_loss_is_one_graph_with_the_gradients_of_float64(monkeypatch, backend):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch.compiler.reset()
     emulate_cuda(monkeypatch)
     graphs = CompileCounterWithBackend(backend)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -409,6 +408,8 @@ def test_compiled_training_step_equals_eager(tiny_model, batch, monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("r_drop_alpha", [0.0, 2.0])
 def test_compiled_loss_is_not_compiled_anew_for_every_size(r_drop_alpha):
+    from torch._dynamo.testing import CompileCounter
+
     torch.compiler.reset()
     graphs = CompileCounter()
     lm_head = nn.Linear(8, 11, bias=False)
