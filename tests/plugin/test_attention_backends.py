@@ -163,7 +163,7 @@ def padded(batch: Batch, side: str, extra: int) -> Batch:
 # Targets narrower than the sources, as wide, and wider: flash kernels take three ways.
 @pytest.mark.parametrize(
     ("attention", "extra"),
-    [*((kernel, 2) for kernel in KERNELS), ("flash_in_torch", 0), ("flash_in_torch", 4)],
+    [*((kernel, 0) for kernel in KERNELS), ("flash_in_torch", 2), ("flash_in_torch", 4)],
     indirect=["attention"],
 )
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -195,7 +195,7 @@ def test_generation_is_that_of_eager_attention(eager_model, batch, attention, nu
 # by its name, as Transformers does, could one know that it is to be given one.
 @pytest.mark.parametrize("attention", ["eager", *KERNELS[:-1]], indirect=True)
 @pytest.mark.parametrize(
-    ("chunks", "kind"), [((1, 1, 1, 1, 1), "dynamic"), ((2, 3), "static"), ((5,), "static")]
+    ("chunks", "kind"), [((2, 3), "dynamic"), ((1, 1, 1, 1, 1), "static"), ((5,), "static")]
 )
 @pytest.mark.parametrize("masked", [False, True])
 @torch.no_grad()
