@@ -309,7 +309,9 @@ def build(**changes):
         UNTIED,
         {**TWO_TABLES, **UNTIED},
         {**CONCATENATED, "pre_norm": False},
-        {**LEARNED, "position_offset": 2, "pre_norm": False, "activation_function": "gelu"},
+        # As BART.
+        {**LEARNED, "position_offset": 2, "pre_norm": False, "embedding_layer_norm": True}
+        | {"scale_embedding": False, "activation_function": "gelu"},
         # Rows without a token.
         {"vocab_size": 40},
         {"layer_norm_eps": 0.5},
