@@ -28,10 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hides GPUs, where half precision and worker processes are the defaults."""
     if config.option.markexpr.strip() != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # Until all is collected: what is imported is no garbage, and looking for some takes long.
-    gc.disable()
-    # Before warnings are errors. A process that only hands tests to others (`-n`) needs no models.
+    # A process that only hands tests to others (`-n`) needs no models.
     if not config.getoption("numprocesses", None):
+        # Until all is collected: what is imported is no garbage, and looking for some takes long.
+        gc.disable()
+        # Before warnings are errors.
         from . import models  # noqa: F401
 
 
