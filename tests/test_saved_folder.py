@@ -28,7 +28,7 @@ from vanilla_transformer_tools.saved_folder import (
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
 
-from .conftest import TINY
+from .models import TINY
 
 NORM = "model.encoder.layer_norm.weight"
 ENCODER = "model.encoder."

@@ -17,6 +17,7 @@ from generation import (
 )
 from vanilla_transformer import VanillaTransformerTokenizer
 
+from ..models import build_variant
 from ..support.documents import ROOT
 from ..support.scripts import run_script
 
@@ -35,19 +36,19 @@ def measure_at_once(monkeypatch):
     monkeypatch.setattr(generation, "SECONDS_TO_SETTLE", 0)
 
 
-@pytest.fixture
-def folder(tiny_model, tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     """A saved model with random parameters and a tokenizer of its size."""
-    folder = tmp_path / "model"
-    tiny_model.save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    build_variant().save_pretrained(folder)
     letters = "abcdefghijklmnopqrstuvwxyz .,!?-'"
     VanillaTransformerTokenizer.train([letters], vocab_size=37, kind="char").save_pretrained(folder)
     return folder
 
 
-@pytest.fixture
-def contenders(folder, tmp_path):
-    folders = prepare(folder, ["vanilla", "inherited", "m2m100"], [], tmp_path)
+@pytest.fixture(scope="module")
+def contenders(folder):
+    folders = prepare(folder, ["vanilla", "inherited", "m2m100"], [], folder.parent)
     return load(folders, "float32")
 
 

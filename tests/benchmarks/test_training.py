@@ -13,7 +13,7 @@ import training
 from lab import Memory
 from neighbours import Training, build, training_flops
 
-from ..conftest import build_variant
+from ..models import build_variant
 
 BATCH = BatchEncoding(
     {

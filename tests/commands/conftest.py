@@ -14,7 +14,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 
 LINES = ["ein hund rennt.", "ja", "", "der alte mann schläft", " ", "oh nein!", "x"]
 

@@ -8,7 +8,7 @@ import pytest
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection import attention_figures
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 
 LINES = ["ein hund rennt", "a dog runs"]
 

@@ -15,7 +15,7 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 from .conftest import Outcome
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")

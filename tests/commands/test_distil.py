@@ -17,7 +17,7 @@ from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.translation import Translation, Translator
 
-from ..conftest import interrupted_after, save_small_model
+from ..models import interrupted_after, save_small_model
 from ..support.pretrained import save_pretrained_model
 from ..support.training_runs import SIZES, assert_same_weights, read_json
 

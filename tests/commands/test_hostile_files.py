@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.saved_folder import describe_model_files, write_run
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from vanilla_transformer_tools.commands.translate import JobRecord, record_path
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
-from ..conftest import interrupted_after
+from ..models import interrupted_after
 from ..support.training_runs import flip_bit
 from .conftest import LINES, as_bytes
 

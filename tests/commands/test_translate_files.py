@@ -19,7 +19,7 @@ from vanilla_transformer_tools.commands.translate import PipedLines, plan_transl
 from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import interrupted_after
+from ..models import interrupted_after
 from ..support.engines import Recorder
 from .conftest import LINES, as_bytes
 

@@ -8,10 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, M2M100Config, M2M100ForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM
 
 from number_words import english, german
-from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.translation import Translator
 
@@ -118,28 +117,8 @@ def pretrained(tmp_path, monkeypatch):
         for side, language in enumerate(("de", "en")):
             text = "".join(f"{pair[side]}\n" for pair in PAIRS)
             (tmp_path / f"{split}.{language}").write_text(text, encoding="utf-8")
-    texts = [text for pair in PAIRS for text in pair]
-    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=280)
-    config = M2M100Config(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        max_position_embeddings=64,
-        **{
-            f"{stack}_{name}": value
-            for stack in ("encoder", "decoder")
-            for name, value in {"layers": 1, "attention_heads": 2, "ffn_dim": 16}.items()
-        },
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.eos_token_id,
-    )
-    folder = tmp_path / "Helsinki-NLP" / "opus-mt-de-en"
-    M2M100ForConditionalGeneration(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    nllb = save_pretrained_model("nllb", tmp_path / "pretrained")
-    (tmp_path / "facebook").mkdir()
-    nllb.rename(tmp_path / "facebook" / "nllb-200-distilled-600M")
+    save_pretrained_model("marian", tmp_path / "Helsinki-NLP" / "opus-mt-de-en")
+    save_pretrained_model("nllb", tmp_path / "facebook" / "nllb-200-distilled-600M")
     return tmp_path
 
 

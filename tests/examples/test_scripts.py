@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -249,6 +248,8 @@ def test_scores_belong_to_the_order_of_the_file(place, tuned, tmp_path):
 @pytest.fixture(scope="module")
 def client(tuned, tmp_path_factory):
     """Of the service."""
+    from fastapi.testclient import TestClient
+
     folder = tmp_path_factory.mktemp("export") / "model"
     export_model(str(tuned), folder)
     return TestClient(names_of("serve_with_ctranslate2.py")["build_app"](folder))

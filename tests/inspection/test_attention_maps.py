@@ -26,7 +26,7 @@ from vanilla_transformer_tools.inspection.attention_maps import (
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
-from ..conftest import both_attentions, build_variant
+from ..models import both_attentions, build_variant
 from ..support.pretrained import bart
 
 SOURCE, TARGET = "ein hund rennt", "a dog"

@@ -101,7 +101,6 @@ def test_pickers_show_every_layer_and_head(page):
     assert opened.picked() == ["cross", "2", "mean"]
     close(opened.weights(), shown.cross.select(2))
     for kind, layer, head in [
-        ("cross", 3, 4),
         ("decoder", 1, 2),
         ("encoder", 1, "mean"),
     ]:

@@ -21,7 +21,7 @@ from vanilla_transformer_tools.translation.ctranslate2_conversion import (
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 
-from ..conftest import VARIANTS, build_variant
+from ..models import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
 
 PAD, BOS, EOS, UNK = range(4)
 # Bytes of a number in each type of weights.
@@ -95,11 +95,11 @@ def assert_translates_alike(model, engine, **settings):
     assert len(set(scores[0])) > len(settings.get("sources", SOURCES)) / 2
 
 
-def score_by_torch(model, source, hypothesis, search, prefix_length=0):
-    engine = TorchEngine(model)
-    (read,) = engine.force([source], [hypothesis.ended])
-    log_probs = read.log_probs[prefix_length:]
-    return sum(log_probs) / len(log_probs) ** search.length_penalty
+def scores_by_torch(model, sources, results, search, prefix_length=0):
+    """Scores of the hypotheses of all sources, in one list."""
+    targets = [one.ended for found in results for one in found]
+    reads = [one.log_probs[prefix_length:] for one in TorchEngine(model).force(sources, targets)]
+    return [sum(numbers) / len(numbers) ** search.length_penalty for numbers in reads]
 
 
 def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -126,14 +126,11 @@ NOT_MADE = "made, got no "
     ("damage", "message"),
     [
         (rewrite("model.bin", lambda content: content[:3000]), "(incomplete|payload).* Export the"),
-        # The version, of four bytes, and the name of the specification.
+        # The version, of four bytes.
         (rewrite("model.bin", lambda content: b"\x63" + content[1:]), "binary version v99.*again"),
-        (rewrite("model.bin", lambda c: c.replace(b"merSpec", b"merSpex")), "Unknown model"),
         (lambda folder: (folder / "model.bin").unlink(), "Unable to open file 'model.bin'"),
         (lambda folder: (folder / VOCABULARY).unlink(), f"{NOT_MADE}shared_vocabulary.json that"),
-        (rewrite(VOCABULARY, lambda content: b"[" * 100_000), "that can be read: it has more than"),
         (rewrite(VOCABULARY, lambda content: b'["a", "b"]'), f"{NOT_MADE}'</s>' in its vocabul"),
-        (rewrite("config.json", lambda content: b"[]"), "must hold a JSON object, got a list"),
         (rewrite("config.json", without_field("eos_token")), f"{NOT_MADE}`eos_token` in its conf"),
     ],
 )
@@ -150,13 +147,6 @@ def test_type_that_cannot_be_computed_in_is_told(model, export, tmp_path):
 
     with pytest.raises(ValueError, match=r"to compute in 'int8_int8'.* compute in another type"):
         CTranslate2Engine(tmp_path / "ct2", device="cpu", compute_type="int8_int8")
-
-
-def test_greedy_translations_and_scores_equal_torchs(model, export):
-    engine = export(model)
-
-    assert_translates_alike(model, engine)
-    assert {found[0].reached_limit for found in run(engine)} == {False, True}
 
 
 @pytest.mark.parametrize("prefix_length", [0, 2])
@@ -212,10 +202,12 @@ def test_n_best_is_ranked_by_the_scores_that_torch_gives_it(
 
     results = run(export(model), search, prefix_length=prefix_length, limits=limits)
 
-    for source, found in zip(SOURCES, results, strict=True):
+    expected = scores_by_torch(model, SOURCES, results, search, prefix_length)
+    assert [one.score for found in results for one in found] == pytest.approx(
+        expected, rel=1e-5, abs=1e-5
+    )
+    for found in results:
         scores = [one.score for one in found]
-        expected = [score_by_torch(model, source, one, search, prefix_length) for one in found]
-        torch.testing.assert_close(torch.tensor(scores), torch.tensor(expected))
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(one.tokens) for one in found}) == len(found) == 3
 
@@ -253,14 +245,10 @@ def test_samples_differ_and_have_the_models_scores(model, export):
 
     assert {len(found) for found in results} == {4}
     assert len({tuple(one.tokens) for one in results[0]}) > 1
-    for source, found, limit in zip(SOURCES, results, LIMITS, strict=True):
-        expected = [score_by_torch(model, source, one, search) for one in found]
-        torch.testing.assert_close(
-            torch.tensor([one.score for one in found]).double(),
-            torch.tensor(expected).double(),
-            rtol=1e-4,
-            atol=1e-4,
-        )
+    expected = scores_by_torch(model, SOURCES, results, search)
+    scores = [one.score for found in results for one in found]
+    assert scores == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    for found, limit in zip(results, LIMITS, strict=True):
         assert max(len(one.tokens) for one in found) <= limit
 
 
@@ -268,7 +256,8 @@ def test_sample_that_reaches_its_limit_is_not_drawn_again(model, export):
     with torch.no_grad():
         model.lm_head.weight[EOS, 0] = 2
     empty = Hypothesis([], 0.0, EOS)
-    expected = math.exp(score_by_torch(model, SOURCES[0], empty, Search()))
+    (score,) = scores_by_torch(model, SOURCES[:1], [[empty]], Search())
+    expected = math.exp(score)
 
     # The last source has another limit.
     sources, limits = [SOURCES[0]] * 800 + [SOURCES[1]], [2] * 800 + [9]
@@ -282,7 +271,7 @@ def test_sample_that_reaches_its_limit_is_not_drawn_again(model, export):
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_forbidden_tokens_are_never_generated(tiny_model, export, num_beams):
-    # `<pad>` and `<s>` would sometimes win, see conftest.
+    # `<pad>` and `<s>` would sometimes win, see `redraw_parameters`.
     suppressed = best(run(TorchEngine(tiny_model)))[0][0][0]
     tiny_model.generation_config.suppress_tokens = [suppressed]
     engine = export(tiny_model)
@@ -311,29 +300,24 @@ def build(**changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        *(
-            VARIANTS[name]
-            for name in (
-                "post_norm",
-                "embedding_norm",
-                "no_final_norm",
-                "concatenated",
-                "position_base",
-                "learned_offset",
-                "two_tables_untied",
-                "no_attention_bias",
-                "like_marian",
-                "like_bart",
-            )
-        ),
-        {"tie_word_embeddings": False},
+        {"pre_norm": False},
+        {"add_final_layer_norm": False},
+        {"embedding_layer_norm": True, "layer_norm_eps": 0.01},
+        {"attention_bias": False},
         {"scale_embedding": False},
+        {"position_base": 100},
+        UNTIED,
+        {**TWO_TABLES, **UNTIED},
+        {**CONCATENATED, "pre_norm": False},
+        # As BART.
+        {**LEARNED, "position_offset": 2, "pre_norm": False, "embedding_layer_norm": True}
+        | {"scale_embedding": False, "activation_function": "gelu"},
         # Rows without a token.
         {"vocab_size": 40},
         {"layer_norm_eps": 0.5},
         {"decoder_start_token_id": 5},
         {"encoder_attention_heads": 3, "decoder_attention_heads": 1},
-        *({"activation_function": name} for name in ("gelu", "gelu_new", "silu")),
+        *({"activation_function": name} for name in ("gelu_new", "silu")),
     ],
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
 )
@@ -367,10 +351,8 @@ def test_every_token_of_a_vocabulary_with_bytes_survives(export):
 def test_each_type_of_weights_gives_nearly_the_models_scores(model, export, tmp_path, quantization):
     results = run(export(model, quantization))
 
-    gaps = [
-        abs(found[0].score - score_by_torch(model, source, found[0], Search()))
-        for source, found in zip(SOURCES, results, strict=True)
-    ]
+    expected = scores_by_torch(model, SOURCES, results, Search())
+    gaps = [abs(found[0].score - one) for found, one in zip(results, expected, strict=True)]
     assert max(gaps) < (0.3 if "int" in quantization else 0.03)
     positions = 2048 * 24 * (2 if quantization.endswith("float16") else 4)
     weights = (tmp_path / "ct2" / "model.bin").stat().st_size - positions

@@ -225,9 +225,7 @@ def test_tokenizers_of_both_sides_come_along_if_they_fit(weights, mapping, tmp_p
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"constans": {}}, "`constans`: no such section; it must be one of extends, prefix"),
         ({"constants": []}, "`constants` must be a dict, got []"),
-        ({"ignored": "a*"}, "`ignored` must be a list, got 'a*'"),
         ({"extends": "marian"}, "`extends` must be nn_transformer, got 'marian'"),
         ({"constants": {"d_modle": 3}}, "`d_modle` is no field of VanillaTransformerConfig; did"),
         ({"tensors": {"a.{i": "b"}}, "'a.{i' must be the name of a tensor, with pairs of braces"),
@@ -244,16 +242,15 @@ def test_mapping_that_is_none_is_refused(mapping, sections, message):
 def test_faults_of_a_mapping_are_named_at_once(tmp_path):
     (tmp_path / "map.yaml").write_text("{prefix: a., constans: {}, ignored: 5, constants: {d: 3}}")
 
-    with pytest.raises(ValueError, match=r"(?s)constans.*ignored.*`prefix` must come with.*`d` is"):
+    faults = ("`constans`: no such section", "`ignored` must be a list", "`prefix` must", "`d` is")
+    with pytest.raises(ValueError, match="(?s)" + ".*".join(faults)):
         Declaration.of_mapping(tmp_path / "map.yaml")
 
 
-@pytest.mark.parametrize(
-    "text", ["a: [", "\0", "", b"\xff\xfe", pytest.param(3000 * "[", id="nested")]
-)
+@pytest.mark.parametrize("text", [b"a: [", b"", b"\xff\xfe"])
 def test_text_that_is_no_mapping_is_refused(tmp_path, text):
     file = tmp_path / "map.yaml"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    file.write_bytes(text)
 
     with pytest.raises(ValueError, match=r"map.yaml must be (YAML|a mapping)"):
         Declaration.of_mapping(file)

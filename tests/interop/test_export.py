@@ -25,7 +25,7 @@ from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation import ctranslate2_conversion as loader
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.pretrained import fsmt_tokenizer
 from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch
@@ -108,10 +108,10 @@ def test_reduced_weights_are_compared_too_on_the_lines_that_are_given(
     assert agreement.gap > 1e-4
 
 
-@pytest.mark.parametrize("longest", [2, 40])
-def test_export_with_a_short_table_of_positions_is_compared(source, tmp_path, longest):
-    model = build_variant(position_embedding_type="learned", max_position_embeddings=longest)
-    model.save_pretrained(source)
+def test_export_with_a_short_table_of_positions_is_compared(source, tmp_path):
+    build_variant(position_embedding_type="learned", max_position_embeddings=2).save_pretrained(
+        source
+    )
 
     agreement = export_model(source, tmp_path / "out")
 
@@ -179,29 +179,34 @@ def test_onnx_export_that_computes_otherwise_is_not_kept(source, tmp_path, monke
     monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(other))
 
     with pytest.raises(ValueError, match=r"logits that differ by at most 0\.0001, got"):
-        export_model(source, tmp_path / "out", "onnx", sample=LINES)
+        export_model(source, tmp_path / "out", "onnx", sample=["ja"])
 
     assert files(tmp_path) == {"model"}
 
 
-@pytest.mark.parametrize("quantization", ["float32", "int8"])
-def test_onnx_export_says_which_software_reads_what(
-    source, tmp_path, monkeypatch, caplog, quantization
+def test_quantised_onnx_export_is_compared_and_says_which_software_reads_what(
+    source, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(onnx_export, "export_onnx", lambda *_: None)
-    monkeypatch.setattr(onnx_export, "quantize_onnx", lambda *_: None)
     model = load_model(source, attn_implementation="eager")
+
+    def quantize(_):
+        # All logits grow by 2 %.
+        for parameter in model.model.decoder.layer_norm.parameters():
+            parameter.data.mul_(1.02)
+
+    monkeypatch.setattr(onnx_export, "export_onnx", lambda *_: None)
+    monkeypatch.setattr(onnx_export, "quantize_onnx", quantize)
     monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(model))
     file = Path(source) / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": False}))
 
-    export_model(source, tmp_path / "out", "onnx", quantization=quantization, sample=LINES)
+    agreement = export_model(source, tmp_path / "out", "onnx", quantization="int8", sample=["ja"])
 
+    assert agreement.numbers == "log-probabilities per token"
+    assert 0 < agreement.gap < 0.3
     assert "The tokenizer is for Python only" in caplog.text
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (
-        config["transformers.js_config"]["dtype"] == {"float32": "fp32", "int8": "q8"}[quantization]
-    )
+    assert config["transformers.js_config"]["dtype"] == "q8"
 
 
 def compared(model, change=lambda logits, targets: None):
@@ -216,17 +221,6 @@ def compared(model, change=lambda logits, targets: None):
 
     reader.force = force_otherwise
     return _compare_logits(TorchEngine(model), reader, draw_rows(5, 9))
-
-
-def test_quantized_export_is_compared_by_log_probabilities(tiny_model):
-    reader = read_in_torch(tiny_model)
-    reader.decoder.graph.model.lm_head.weight.data.mul_(1.02)
-    other = build_variant()
-
-    agreement = _compare_logits(TorchEngine(other), reader, draw_rows(5, 9), is_quantized=True)
-
-    assert agreement.numbers == "log-probabilities per token"
-    assert 0 < agreement.gap < 0.3
 
 
 def test_logits_are_compared_at_every_target_of_every_line(tiny_model):
@@ -437,9 +431,9 @@ def test_command_names_the_cure_for_a_missing_package(source, tmp_path, refused,
 def test_ctranslate2_translates_from_one_vocabulary_into_another(tmp_path):
     source = save_latin_to_greek(tmp_path / "model")
 
-    agreement = export_model(source, tmp_path / "out")
+    agreement = export(source, tmp_path / "out")
 
-    assert agreement.lines == agreement.identical == 100
+    assert agreement.lines == agreement.identical == 3
     vocabularies = {"source_vocabulary.json", "target_vocabulary.json", "target_tokenizer"}
     assert files(tmp_path / "out") == OF_EVERY_EXPORT | vocabularies | {"model.bin"}
     pair = TokenizerPair.from_pretrained(source)

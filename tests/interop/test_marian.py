@@ -26,7 +26,7 @@ from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 from ..support.marian import (
     ENTRIES,
     PACKAGE,

@@ -14,7 +14,8 @@ from vanilla_transformer_tools.interop import onnx as onnx_export
 from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.onnx import OPSET, OnnxModel, _DecoderGraph, quantize_onnx
 
-from ..conftest import VARIANTS, Model, build_variant, each_variant
+from ..models import LEARNED, RECTANGULAR, TWO_TABLES, Model, build_variant
+from ..plugin.test_variant_grid import build_combination, each_choice
 from ..text.test_tokenizer_pair import build_latin_to_greek
 
 EOS = 2
@@ -66,8 +67,9 @@ def draw_rows(count, longest, seed=1, vocab_size=37):
 @pytest.fixture(scope="module")
 def model():
     """One with all that is particular."""
-    changes = {"pre_norm": False, "decoder_vocab_size": 40, "max_position_embeddings": 20}
-    model = build_variant(**VARIANTS["everything"] | changes, attn_implementation="eager")
+    changes = {**RECTANGULAR, **LEARNED, **TWO_TABLES, "pre_norm": False, "d_k": 5, "d_v": 2}
+    changes |= {"max_position_embeddings": 20, "position_offset": 1, "decoder_vocab_size": 40}
+    model = build_variant(**changes, lm_head_bias=True, attn_implementation="eager")
     # As configs of models with several ends have it.
     model.config.eos_token_id = [EOS]
     return model
@@ -192,20 +194,18 @@ def test_quantized_graphs_are_smaller_and_compute_nearly_the_same(folder, tmp_pa
     assert 0 < gap < 0.1 * expected.abs().mean().item()
 
 
-def assert_computes_alike(reader, model):
-    sources = draw_rows(4, 9)
-    targets = draw_rows(4, 7, seed=2, vocab_size=model.config.target_vocab_size)
+@each_choice
+def test_graphs_of_variants_compute_what_the_model_computes(combination):
+    model = build_combination(combination).float()
+    model.set_attn_implementation("eager")
+    reader = read_in_torch(model)
+    sources = draw_rows(2, 7, vocab_size=model.config.vocab_size)
+    targets = draw_rows(2, 7, seed=2, vocab_size=model.config.target_vocab_size)
+
     for source, target in zip(sources, targets, strict=True):
         (logits,) = reader.force([source], [target])
         expected = torch_logits(model, source, target)
         torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
-
-
-@each_variant
-def test_graphs_of_variants_compute_what_the_model_computes(changes):
-    model = build_variant(**changes, attn_implementation="eager")
-
-    assert_computes_alike(read_in_torch(model), model)
 
 
 def test_other_attention_is_refused(tiny_model, tmp_path):

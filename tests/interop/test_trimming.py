@@ -16,7 +16,7 @@ from vanilla_transformer_tools.interop.trimming import Trimming, trim
 from vanilla_transformer_tools.text.tokenizer_pair import language_codes
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
 from ..support.training_runs import read_json
 

@@ -18,7 +18,7 @@ from vanilla_transformer_tools.interop.onnx import OnnxModel, quantize_onnx, sav
 from vanilla_transformer_tools.saved_folder import load_model
 from web import served
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.browser import open_browser
 from ..support.documents import ROOT
 from ..support.scripts import run_script

@@ -56,7 +56,6 @@ def test_tensors_are_made_of_parts_in_memory_of_their_own(rules, sources, expect
         ({"a": "b[0/2]"}, {"a": (1,)}, {"b": (2,)}, "b [2] is used in part"),
         ({"a": "b^T"}, {"a": (2,)}, {"b": (2,)}, "a must be [2], got b [2]"),
         ({"{a,c}": "b"}, {"a": (2,), "c": (2,)}, {"b": (2,)}, "b is used more than once"),
-        ({"a": ["b[0/2]", "b[0/2]"]}, {"a": (2,)}, {"b": (2,)}, "b is used more than once"),
         ({"a": ["b[0/2]", "b[0/4]"]}, {"a": (3,)}, {"b": (4,)}, "b is used more than once"),
         ({"a": ["b[0/2]", "b[1/2]^T"]}, {"a": (2, 2)}, {"b": (2, 2)}, "b is used more than once"),
     ],

@@ -7,7 +7,7 @@ from vanilla_transformer_tools.page.page import Page
 from vanilla_transformer_tools.page.served_model import ServedModel
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import build_variant
+from ..models import build_variant
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.page.page import Page
 from vanilla_transformer_tools.page.served_model import Choices
 
-from ..conftest import build_variant, save_small_model
+from ..models import build_variant, save_small_model
 
 pytestmark = [
     pytest.mark.slow,

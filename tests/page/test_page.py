@@ -7,7 +7,7 @@ import pytest
 from vanilla_transformer_tools.page import page as pages
 from vanilla_transformer_tools.page.page import MOST_CHARACTERS, Page, lines_of
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 
 GREEDY = {"num_beams": 1}
 

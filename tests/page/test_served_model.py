@@ -9,7 +9,7 @@ from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.page.served_model import LINES_AT_A_TIME, Choices, ServedModel
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
-from ..conftest import build_variant, save_small_model
+from ..models import build_variant, save_small_model
 from ..support.pretrained import save_pretrained_model
 
 

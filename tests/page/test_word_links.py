@@ -11,7 +11,7 @@ from vanilla_transformer_tools.page.served_model import (
 )
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import build_variant
+from ..models import build_variant
 
 LINES = ["ein hund rennt", "a dog runs", "zweihundertfünf", "我喜欢狗"]
 

@@ -15,7 +15,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 from transformers.utils import is_flash_attn_2_available
 
-from ..conftest import (
+from ..models import (
     Batch,
     Model,
     build_variant,
@@ -161,7 +161,11 @@ def padded(batch: Batch, side: str, extra: int) -> Batch:
 
 
 # Targets narrower than the sources, as wide, and wider: flash kernels take three ways.
-@pytest.mark.parametrize("extra", [0, 2, 4])
+@pytest.mark.parametrize(
+    ("attention", "extra"),
+    [*((kernel, 0) for kernel in KERNELS), ("flash_in_torch", 2), ("flash_in_torch", 4)],
+    indirect=["attention"],
+)
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_logits_are_those_of_eager_attention(eager_model, batch, attention, side, extra):
@@ -190,8 +194,9 @@ def test_generation_is_that_of_eager_attention(eager_model, batch, attention, nu
 # A kernel of the user's own has no part in this: with no mask it is to attend to all keys, and only
 # by its name, as Transformers does, could one know that it is to be given one.
 @pytest.mark.parametrize("attention", ["eager", *KERNELS[:-1]], indirect=True)
-@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1), (2, 3), (5,)])
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("chunks", "kind"), [((2, 3), "dynamic"), ((1, 1, 1, 1, 1), "static"), ((5,), "static")]
+)
 @pytest.mark.parametrize("masked", [False, True])
 @torch.no_grad()
 def test_decoding_in_chunks_is_eager_attention_at_once(

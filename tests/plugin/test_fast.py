@@ -14,7 +14,7 @@ from torch import nn
 import vanilla_transformer
 from vanilla_transformer.modeling_vanilla_transformer import Plain
 
-from ..conftest import Batch, Model, build_variant, gradients, source_of
+from ..models import Batch, Model, build_variant, gradients, source_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(vanilla_transformer.__file__).parent

@@ -11,7 +11,7 @@ from torch import nn
 from vanilla_transformer import fast_layers_vanilla_transformer as fast_layers
 from vanilla_transformer.fast_layers_vanilla_transformer import Dropout, WeightLayouts
 
-from ..conftest import Model, source_of
+from ..models import Model, source_of
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
 from vanilla_transformer.modeling_vanilla_transformer import Decoder
 
-from ..conftest import Batch, Model, build_variant, each_variant, source_of
+from ..models import Batch, Model, source_of
 from ..support.observed import observe
+from .test_variant_grid import PADDED_ON_THE_RIGHT, build_combination, each_choice
 
 SEARCHES: list[dict[str, Any]] = [
     {},
@@ -106,13 +107,6 @@ def test_search_finds_what_transformers_search_finds(monkeypatch, tiny_model, se
 
 
 @both_widths
-def test_search_finds_the_same_with_eager_attention(monkeypatch, tiny_model, sentences, num_beams):
-    tiny_model.set_attn_implementation("eager")
-
-    assert_own_search_finds_the_same(monkeypatch, tiny_model, sentences, num_beams=num_beams)
-
-
-@both_widths
 def test_search_goes_on_from_a_prompt_as_transformers_does(
     monkeypatch, tiny_model, sentences, num_beams
 ):
@@ -185,12 +179,13 @@ def test_beams_share_the_keys_and_values_of_their_source(tiny_model, sentences):
 
 
 def test_memory_of_past_targets_grows_with_them(monkeypatch, tiny_model, sentences):
-    search = {"num_beams": 3, "max_length": 90, "suppress_tokens": [2]}
+    # Encodings of 66 positions are computed at once.
+    search = {"num_beams": 3, "max_length": 70, "suppress_tokens": [2]}
     few = {name: rows[:3] for name, rows in sentences.items()}
 
     found = assert_own_search_finds_the_same(monkeypatch, tiny_model, few, **search)
 
-    assert found.shape == (3, 90)
+    assert found.shape == (3, 70)
 
 
 class Silence(BaseStreamer):
@@ -446,33 +441,27 @@ def test_end_that_is_impossible_finishes_no_hypothesis():
     assert beam.tokens[0] == [7]
 
 
-PROMPT = [[1, 6], [1, 25], [1, 9]]
-FIRST = [[7, 8], [3, 4], [5, 33]]
-SECOND = [[9, 5], [6, 6], [8, 4]]
+def logits_at_once(model: Model, targets: Tensor) -> Tensor:
+    return model(**PADDED_ON_THE_RIGHT, decoder_input_ids=targets, use_cache=False).logits[:, -1]
 
 
-def logits_at_once(model: Model, batch: Batch, targets: torch.Tensor) -> torch.Tensor:
-    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    return model(**source, decoder_input_ids=targets, use_cache=False).logits[:, -1]
-
-
-@each_variant
+@each_choice
 @torch.no_grad()
-def test_steps_have_the_logits_of_the_model(batch, changes):
-    model = build_variant(**changes)
-    encoded = model.get_encoder()(batch["input_ids"], batch["attention_mask"]).last_hidden_state
-    decoding = IncrementalDecoder(model, encoded, batch["attention_mask"])
-    prompt, first, second = (torch.tensor(tokens) for tokens in (PROMPT, FIRST, SECOND))
+def test_steps_have_the_logits_of_the_model(combination):
+    model = build_combination(combination)
+    encoded = model.get_encoder()(**PADDED_ON_THE_RIGHT).last_hidden_state
+    decoding = IncrementalDecoder(model, encoded, PADDED_ON_THE_RIGHT["attention_mask"])
+    prompt, first, second = torch.tensor([[[1, 6], [1, 12]], [[7, 8], [3, 4]], [[9, 5], [6, 11]]])
 
     logits = decoding.first_logits(prompt)
     both = decoding.next_logits(first, torch.zeros_like(first))
     # Each hypothesis continues from the other one.
-    swapped = decoding.next_logits(second, torch.tensor([[1, 0]] * 3))
+    swapped = decoding.next_logits(second, torch.tensor([[1, 0]] * 2))
 
-    torch.testing.assert_close(logits, logits_at_once(model, batch, prompt))
+    torch.testing.assert_close(logits, logits_at_once(model, prompt))
     for hypothesis in range(2):
         past = torch.cat((prompt, first[:, [hypothesis]]), dim=1)
-        torch.testing.assert_close(both[:, hypothesis], logits_at_once(model, batch, past))
+        torch.testing.assert_close(both[:, hypothesis], logits_at_once(model, past))
         continued = torch.cat((past, second[:, [1 - hypothesis]]), dim=1)
-        expected = logits_at_once(model, batch, continued)
+        expected = logits_at_once(model, continued)
         torch.testing.assert_close(swapped[:, 1 - hypothesis], expected)

@@ -18,7 +18,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 
-from ..conftest import (
+from ..models import (
     TWO_TABLES,
     Batch,
     Model,

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..conftest import (
+from ..models import (
     LEARNED,
     both_attentions,
     build_variant,
@@ -147,10 +147,12 @@ def test_gradient_checkpointing_draws_the_same_masks_again(batch):
     torch.manual_seed(5)
     expected = gradients(model, batch)
     model.gradient_checkpointing_enable()
+    calls = record_calls(model, "encoder.layers.1.fc1")
 
     torch.manual_seed(5)
 
     torch.testing.assert_close(gradients(model, batch), expected)
+    assert len(calls) == 2  # once on the way forward, once more on the way back
 
 
 @both_attentions

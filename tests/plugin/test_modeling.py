@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..conftest import both_attentions, gradients, without_labels
+from ..models import both_attentions, gradients, without_labels
 
 
 def test_encoder_outputs_stand_for_sources(tiny_model, batch):

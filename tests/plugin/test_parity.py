@@ -1,10 +1,12 @@
 """The model against the slow oracle, in float64: outputs, loss and every gradient."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ..conftest import Batch, Model, both_attentions, build_variant
+from ..models import Batch, Model, build_variant
 from ..support import reference
 
 
@@ -52,9 +54,10 @@ def assert_same_gradients(model: Model, weights: dict[str, Tensor]) -> None:
         assert_same(parameter.grad, weights[name].grad, name)
 
 
-def assert_loss_and_gradients_equal_the_oracle(
+def check_of_training(
     model: Model, source: Batch, labels: Tensor, num_items_in_batch: int | None = None
-) -> None:
+) -> Callable[[Model], None]:
+    """Compares loss and gradients of a model that has the weights of this one with the oracle's."""
     weights = reference.leaves(dict(model.named_parameters()))
     expected = reference.loss(
         weights,
@@ -67,82 +70,71 @@ def assert_loss_and_gradients_equal_the_oracle(
     )
     expected.backward()
 
-    actual = model.train()(**source, labels=labels, num_items_in_batch=num_items_in_batch).loss
-    actual.backward()
+    def check(model: Model) -> None:
+        actual = model.train()(**source, labels=labels, num_items_in_batch=num_items_in_batch).loss
+        actual.backward()
+        assert_same(actual, expected, "loss")
+        assert_same_gradients(model, weights)
 
-    assert_same(actual, expected, "loss")
-    assert_same_gradients(model, weights)
+    return check
 
 
 @torch.no_grad()
-def assert_logits_equal_the_oracle(model: Model, source: Batch, target: Batch) -> None:
-    actual = model(**source, **target).logits
-
-    weights = reference.leaves(dict(model.named_parameters()))
+def assert_logits_equal_the_oracle(models: list[Model], source: Batch, target: Batch) -> None:
+    """All models have the same weights."""
+    weights = reference.leaves(dict(models[0].named_parameters()))
     expected = reference.logits(
-        weights, model.config, source["input_ids"], source.get("attention_mask"), **target
+        weights, models[0].config, source["input_ids"], source.get("attention_mask"), **target
     )
-    mask = target.get("decoder_attention_mask", torch.ones(actual.shape[:2]))
-    assert_same(actual[mask.bool()], torch.cat(expected), "logits")
+    for model in models:
+        actual = model(**source, **target).logits
+        mask = target.get("decoder_attention_mask", torch.ones(actual.shape[:2]))
+        assert_same(actual[mask.bool()], torch.cat(expected), "logits")
 
 
-@both_attentions
-@pytest.mark.parametrize("side", ["right", "left", "none"])
-def test_logits_equal_the_oracle(batch, attention, side):
-    model = build_model(attention)
-
-    assert_logits_equal_the_oracle(model, padded_source(batch, side), padded_target(batch, side))
+# The oracle is slow: each test asks it once for all that must agree.
+each_side = pytest.mark.parametrize("side", ["right", "left", "none"])
+ATTENTIONS = ("eager", "sdpa")
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("side", ["right", "left", "none"])
-def test_training_equals_the_oracle(batch, attention, side):
-    model = build_model(attention, label_smoothing=0.1)
+@each_side
+def test_logits_equal_the_oracle(batch, side):
+    models = [build_model(attention) for attention in ATTENTIONS]
+
+    assert_logits_equal_the_oracle(models, padded_source(batch, side), padded_target(batch, side))
+
+
+@each_side
+def test_training_equals_the_oracle(batch, side):
+    models = [build_model(attention, label_smoothing=0.1) for attention in ATTENTIONS]
     labels = batch["labels"].clone()
     # Ignored labels at the beginning and amid a target: the decoder reads padding after them.
     labels[0, :2] = labels[2, 1] = -100
 
-    assert_loss_and_gradients_equal_the_oracle(model, padded_source(batch, side), labels)
+    check = check_of_training(models[0], padded_source(batch, side), labels)
+
+    for model in models:
+        check(model)
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("path", ["fused", "module", "compiled"])
-def test_training_equals_the_oracle_when_targets_fill_several_chunks(
-    batch, monkeypatch, label_smoothing, path
-):
+def test_training_equals_the_oracle_when_targets_fill_several_chunks(batch, monkeypatch):
     # Of 15 target positions 12 are real: two whole chunks and a shorter one, or, where the module
     # is called, three of equal size. Compiled, all 15 are in eight chunks of two and of one.
     monkeypatch.setattr("vanilla_transformer.fast_loss_vanilla_transformer.CHUNK_ROWS", 5)
-    model = build_model(label_smoothing=label_smoothing, lm_head_bias=True)
+    fused, module, compiled = (
+        build_model(label_smoothing=0.1, lm_head_bias=True) for _ in range(3)
+    )
     chunk_rows: set[int] = set()
-    if path == "module":
-        # The fused path is not for a projection with hooks.
-        model.lm_head.register_forward_hook(
-            lambda module, inputs, output: chunk_rows.add(output[..., 0].numel())
-        )
-    if path == "compiled":
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    # The fused path is not for a projection with hooks.
+    module.lm_head.register_forward_hook(lambda *call: chunk_rows.add(call[-1][..., 0].numel()))
 
-    assert_loss_and_gradients_equal_the_oracle(
-        model, padded_source(batch, "right"), batch["labels"], num_items_in_batch=29
-    )
+    check = check_of_training(fused, padded_source(batch, "right"), batch["labels"], 29)
 
-    assert chunk_rows == ({4} if path == "module" else set())
-
-
-# The name that replaces the deprecated one does not exist in Transformers 5.17.
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-def test_training_equals_the_oracle_when_gradients_are_checkpointed(batch):
-    model = build_model(label_smoothing=0.1)
-    model.gradient_checkpointing_enable()
-    calls: list[int] = []
-    model.model.encoder.layers[1].fc1.register_forward_hook(lambda *_: calls.append(1))
-
-    assert_loss_and_gradients_equal_the_oracle(
-        model, padded_source(batch, "right"), batch["labels"]
-    )
-
-    assert len(calls) == 2  # once on the way forward, once more on the way back
+    check(fused)
+    check(module)
+    assert chunk_rows == {4}
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    check(compiled)
 
 
 def test_gradients_through_returned_logits_equal_the_oracle(batch):
@@ -166,17 +158,16 @@ def test_gradients_through_returned_logits_equal_the_oracle(batch):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_greedy_generation_equals_the_oracle(batch, side, use_cache):
+def test_greedy_generation_equals_the_oracle(batch, side):
     model = build_model()
     source = padded_source(batch, side)
-
-    generated = model.generate(**source, max_new_tokens=8, use_cache=use_cache)
-
     weights = reference.leaves(model.state_dict())
     expected = reference.greedy(weights, model.config, **source, max_new_tokens=8)
     padded = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in expected], batch_first=True)
-    assert generated.tolist() == padded.tolist()
+
+    for use_cache in (True, False):
+        generated = model.generate(**source, max_new_tokens=8, use_cache=use_cache)
+        assert generated.tolist() == padded.tolist()
 
 
 def test_greedy_generation_has_to_forbid_tokens_in_the_tiny_model(tiny_model, batch):

@@ -14,7 +14,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 
-from ..conftest import (
+from ..models import (
     LEARNED,
     TINY,
     TWO_TABLES,

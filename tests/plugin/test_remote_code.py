@@ -28,7 +28,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 
-from ..conftest import redraw_parameters
+from ..models import redraw_parameters
 from ..support.gradients_of_one_update import build_model
 from .test_tokenization import AWKWARD, CORPUS, KINDS
 
@@ -49,12 +49,15 @@ ALLOWED_IMPORTS = sys.stdlib_module_names | {
 
 # Runs where the package is not installed: its folder is all that this process knows.
 CLIENT = """
+import gc
 import json
 import sys
 from importlib import import_module
 from pathlib import Path
 
 sys.modules["vanilla_transformer"] = sys.modules["vanilla_transformer_tools"] = None
+# Looking for garbage in what is imported takes a second.
+gc.disable()
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 

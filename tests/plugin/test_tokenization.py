@@ -134,7 +134,7 @@ def test_truncation_keeps_eos_and_padding_is_on_the_right(subword):
 
 
 def test_roundtrip_is_exact_and_nothing_unknown_in_awkward_text_and_random_unicode(subword):
-    texts = [*AWKWARD, *random_strings(3000, seed=1)]
+    texts = [*AWKWARD, *random_strings(1000, seed=1)]
 
     assert roundtrip(subword, texts) == texts
     assert not unknown_strings(subword, texts)

@@ -18,7 +18,7 @@ from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.training.trainer import scorer
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 
 LINES = [
     "한국어 문장이 있다.",

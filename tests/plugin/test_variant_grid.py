@@ -6,7 +6,6 @@ choices of any two axes meet.
 
 import itertools
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig
 
-from ..conftest import TWO_TABLES, Model, assert_loaded, redraw_parameters
-from ..support import reference
-from .test_parity import assert_logits_equal_the_oracle, assert_loss_and_gradients_equal_the_oracle
+from ..models import TWO_TABLES, Model, assert_loaded, build_redrawn
+from .test_parity import assert_logits_equal_the_oracle, check_of_training
 
 # Small, and yet no two sizes that meet are equal; 12 is a multiple of all numbers of heads.
 SIZES: dict[str, Any] = {
@@ -114,9 +112,7 @@ def build_config(combination: Combination) -> VanillaTransformerConfig:
 
 def build_combination(combination: Combination) -> Model:
     """A model with random parameters, in float64 and eval mode."""
-    model = Model(build_config(combination)).double().eval()
-    redraw_parameters(model)
-    return model
+    return build_redrawn(build_config(combination)).double()
 
 
 # Padded with an ordinary token.
@@ -135,8 +131,8 @@ TARGET_PADDED_ON_THE_LEFT = {
 LABELS = torch.tensor([[6, 11, 2], [10, 2, -100]])
 
 
-def assert_searches_find_the_same(model: Model, num_beams: int) -> list[list[int]]:
-    """This package's search, and Transformers' with each cache and with none; what they find."""
+def assert_beam_searches_find_the_same(model: Model) -> None:
+    """This package's search, and Transformers' with each cache and with none."""
     searches: list[dict[str, Any]] = [
         {"use_transformers_search": True},
         {"use_transformers_search": True, "use_cache": False},
@@ -145,29 +141,39 @@ def assert_searches_find_the_same(model: Model, num_beams: int) -> list[list[int
     # Transformers' static layers have one number of heads for keys and values.
     if shapes.key.heads == shapes.value.heads:
         searches.append({"cache_implementation": "static"})
-    limits = {"num_beams": num_beams, "max_new_tokens": 4}
-    found: list[list[int]] = model.generate(**PADDED_ON_THE_LEFT, **limits).tolist()
+    limits = {"num_beams": 2, "max_new_tokens": 4}
+    found = model.generate(**PADDED_ON_THE_LEFT, **limits).tolist()
     for search in searches:
         assert model.generate(**PADDED_ON_THE_LEFT, **limits, **search).tolist() == found, search
-    return found
 
 
-@torch.no_grad()
-def assert_greedy_search_equals_the_oracle(model: Model) -> None:
-    weights = reference.leaves(model.state_dict())
-    found = assert_searches_find_the_same(model, num_beams=1)
-
-    expected = reference.greedy(weights, model.config, **PADDED_ON_THE_LEFT, max_new_tokens=4)
-    width = max(map(len, expected))
-    assert found == [row + [0] * (width - len(row)) for row in expected]
+COMBINATIONS = combinations_of_pairs()
+# Elsewhere these are enough: every choice is in one of them.
+each_choice = pytest.mark.parametrize("combination", COMBINATIONS[:7], ids="-".join)
 
 
-def assert_survives_saving(model: Model, folder: Path) -> None:
-    model.save_pretrained(folder)
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+def test_any_two_switches_get_on_with_each_other(combination):
+    model = build_combination(combination)
+
+    check_of_training(model, PADDED_ON_THE_RIGHT, LABELS)(model)
+    # Every sentence has alone what it has between others, whatever pads it.
+    assert_logits_equal_the_oracle([model.eval()], PADDED_ON_THE_LEFT, TARGET_PADDED_ON_THE_LEFT)
+    assert_beam_searches_find_the_same(model)
+
+
+# What is tied to what.
+TIES = {one[6:9]: one for one in COMBINATIONS}
+
+
+@pytest.mark.parametrize("combination", TIES.values(), ids="-".join)
+def test_folder_brings_back_config_weights_and_ties(tmp_path, combination):
+    model = build_combination(combination)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         saved = set(file.keys())
 
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64)
 
     # Tied tensors are stored once, and Trainer warns of lost weights unless the others are named.
     assert saved == {name for name, _ in model.named_parameters()}
@@ -177,26 +183,6 @@ def assert_survives_saving(model: Model, folder: Path) -> None:
         name: getattr(model.config, name) for name in fields
     }
     assert_loaded(loaded, model, {**PADDED_ON_THE_LEFT, **TARGET_PADDED_ON_THE_LEFT})
-
-
-def assert_computes_like_the_oracle(model: Model) -> None:
-    assert_loss_and_gradients_equal_the_oracle(model, PADDED_ON_THE_RIGHT, LABELS)
-    # Every sentence has alone what it has between others, whatever pads it.
-    assert_logits_equal_the_oracle(model.eval(), PADDED_ON_THE_LEFT, TARGET_PADDED_ON_THE_LEFT)
-
-
-def assert_switches_get_on(combination: Combination, folder: Path) -> None:
-    model = build_combination(combination)
-
-    assert_computes_like_the_oracle(model)
-    assert_greedy_search_equals_the_oracle(model)
-    assert_searches_find_the_same(model, num_beams=2)
-    assert_survives_saving(model, folder)
-
-
-@pytest.mark.parametrize("combination", combinations_of_pairs(), ids="-".join)
-def test_any_two_switches_get_on_with_each_other(tmp_path, combination):
-    assert_switches_get_on(combination, tmp_path)
 
 
 def test_axes_leave_no_switch_out():
@@ -213,3 +199,5 @@ def test_axes_leave_no_switch_out():
     axes = {name for choices in AXES.values() for changes in choices.values() for name in changes}
 
     assert VanillaTransformerConfig.__annotations__.keys() == axes | SIZES.keys() | elsewhere
+    chosen = [set(choices) for choices in zip(*each_choice.args[1], strict=True)]
+    assert chosen == [set(choices) for choices in AXES.values()]

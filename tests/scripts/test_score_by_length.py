@@ -6,7 +6,7 @@ from functools import partial
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 from ..support.documents import ROOT
 from ..support.scripts import run_script
 

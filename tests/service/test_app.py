@@ -21,7 +21,7 @@ from vanilla_transformer_tools.service.translators import ServedLanguages, Trans
 from vanilla_transformer_tools.settings import ServeSettings
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 from ..support.http_service import SECONDS, RunningService, running, wait_until
 
 LINES = ["ein hund rennt.", "ja", "der alte mann schläft", "oh nein!", "x"]

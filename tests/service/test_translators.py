@@ -9,7 +9,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import target_tags
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 from ..support.pretrained import GERMAN, save_pretrained_model
 
 LINES = ["ein hund", "ja", "der alte mann schläft. oh nein! der alte hund rennt. ja!"]

@@ -27,7 +27,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.plan import describe_run
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import Model, build_variant
+from ..models import Model, build_variant
 from ..plugin.test_remote_code import HUB_FILES
 from ..support.hub_server import TOKEN, Hub, serve_hub
 from ..text.test_tokenizer_pair import GREEK, LATIN, learn, save_latin_to_greek

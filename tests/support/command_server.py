@@ -14,19 +14,22 @@ import signal
 import sys
 import tempfile
 import time
+from importlib import import_module
 from typing import Any
 
-import ctranslate2  # noqa: F401
-import matplotlib.figure  # noqa: F401
-import sacrebleu  # noqa: F401
-import torch
-import transformers.trainer_seq2seq  # noqa: F401
-
-import vanilla_transformer_tools.evaluation.metrics
-import vanilla_transformer_tools.interop.export
-import vanilla_transformer_tools.training.run
-import vanilla_transformer_tools.translation  # noqa: F401
 from vanilla_transformer_tools.commands import main
+
+# What takes seconds.
+IMPORTED = (
+    "ctranslate2",
+    "matplotlib.figure",
+    "sacrebleu",
+    "transformers.trainer_seq2seq",
+    "vanilla_transformer_tools.evaluation.metrics",
+    "vanilla_transformer_tools.interop.export",
+    "vanilla_transformer_tools.training.run",
+    "vanilla_transformer_tools.translation",
+)
 
 _PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION = 0x20080522
@@ -64,9 +67,13 @@ def prepare(request: dict[str, Any]) -> None:
 
 def serve() -> None:
     """Answers until the input ends; in a fork returns at once, ready to run its command."""
-    torch.set_num_threads(1)
-    # What is imported stays; forks need not look for garbage in it.
+    # What is imported stays; neither this process nor a fork needs to look for garbage in it.
+    gc.disable()
+    for module in IMPORTED:
+        import_module(module)
+    sys.modules["torch"].set_num_threads(1)
     gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         request = json.loads(line)
         if "pid" in request:

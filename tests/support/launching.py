@@ -48,12 +48,14 @@ def free_port() -> int:
 
 def fork(processes: int, script: str, arguments: list[str]) -> int:
     """Runs a script in forks, as `torchrun` would; returns 0 if all end well."""
+    # Nothing that is imported is garbage; neither this process nor a run needs to look for some.
+    gc.disable()
     import transformers.trainer_seq2seq  # noqa: F401
 
     import vanilla_transformer_tools.training.run  # noqa: F401
 
-    # Each run collects garbage, and need not look for it in what is imported.
     gc.freeze()
+    gc.enable()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     os.environ["WORLD_SIZE"] = str(processes)
     sys.argv = [script, *arguments]

@@ -20,7 +20,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
     language_prefix,
 )
 
-from ..conftest import TWO_TABLES, Model, build_variant
+from ..models import TWO_TABLES, Model, build_variant
 from ..support.pretrained import BUILD, ENGLISH, GERMAN
 
 # Nothing in common but the special tokens: what is read by the wrong side is unknown.

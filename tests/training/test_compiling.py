@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from vanilla_transformer import fast_vanilla_transformer
 from vanilla_transformer_tools.training.starting_model import compile_layers
 
-from ..conftest import Batch, Model, build_variant, gradients
+from ..models import Batch, Model, build_variant, gradients
 
 # Torch's compiler imports torch's own deprecated modules.
 pytestmark = [

@@ -15,7 +15,7 @@ from vanilla_transformer_tools.training.distillation import (
     write_pairs,
 )
 
-from ..conftest import redraw_parameters
+from ..models import redraw_parameters
 
 
 @pytest.mark.parametrize(

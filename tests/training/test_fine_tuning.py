@@ -19,7 +19,7 @@ from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.starting_model import choose_parameters, merge_adapter
 from vanilla_transformer_tools.translation import Translator
 
-from ..conftest import Model, source_of
+from ..models import Model, source_of
 from ..support.training_runs import (
     assert_same_weights,
     build_arguments,

@@ -19,7 +19,7 @@ from vanilla_transformer_tools.training.optimizer import (
 )
 from vanilla_transformer_tools.training.recipe import check_settings
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.training_runs import (
     assert_same_weights,
     build_arguments,

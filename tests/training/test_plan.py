@@ -36,7 +36,7 @@ from vanilla_transformer_tools.training.plan import (
 from vanilla_transformer_tools.training.recipe import recipe
 from vanilla_transformer_tools.training.starting_model import NEW
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.pretended_device import OnDevice, move, pretended_device, put
 from ..support.training_runs import build_arguments
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from ..conftest import record_calls
+from ..models import record_calls
 from ..support import gradients_of_one_update as one_update
 from ..support.gradients_of_one_update import SHARED, gradients_of_one_update
 from ..support.launching import launch

@@ -23,7 +23,7 @@ from vanilla_transformer_tools.translation.engine_choice import (
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 
-from ..conftest import save_small_model
+from ..models import save_small_model
 
 LINES = [f"{'abcdefgh'[number % 8]}{'ijklm'[number // 8]} ein hund" for number in range(40)]
 

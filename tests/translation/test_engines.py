@@ -20,7 +20,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.translation import Search, engines
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
-from ..conftest import build_variant, redraw_parameters
+from ..models import build_variant, redraw_parameters
 
 SOURCES = [[17, 5, 9, 30, 2], [8, 21, 36, 4, 11, 26, 2], [13, 2]]
 LIMITS = [9, 11, 6]

@@ -12,7 +12,7 @@ from vanilla_transformer_tools.translation import Search, Translation, Translato
 from vanilla_transformer_tools.translation import translator as translation
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
-from ..conftest import build_variant
+from ..models import build_variant
 from ..support.pretrained import bart, fsmt_tokenizer
 from ..text.test_tokenizer_pair import GREEK, build_latin_to_greek, learn, save_latin_to_greek
 

@@ -10,7 +10,7 @@ from vanilla_transformer_tools.service.translators import RequestKind, Translato
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, Hypothesis
 
-from ..conftest import build_variant
+from ..models import build_variant
 
 LINE = "w1 Bach w2 Rhein"
 
