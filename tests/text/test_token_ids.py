@@ -1,5 +1,6 @@
 """Token ids of pairs, in whatever way they are computed, and the cache of ids and vocabularies."""
 
+import gc
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -124,6 +125,8 @@ def test_memory_of_words_is_limited(monkeypatch):
         encoder({"source": lines, "target": lines})
 
     assert 20 <= len(encoder._source._ids) <= 30
+    # Off while they are encoded.
+    assert gc.isenabled()
 
 
 def test_tokenizing_truncates_before_eos_and_counts_pairs(tokenizers):
