@@ -150,7 +150,8 @@ def test_command_under_fsdp_ends_in_the_folder_of_one_process(
     ]
     torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
     names = [{path.name for path in each.iterdir()} for each in (command_alone, folder)]
-    assert names[0] == names[1]
+    # Nothing is drawn in this process.
+    assert names[0] | {"curves.svg"} == names[1]
     records = [read_json(each / "run.json") for each in (command_alone, folder)]
     assert records[0]["weights"] == records[1]["weights"]
     assert records[0]["parameters"] == records[1]["parameters"]
