@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -408,3 +409,13 @@ def test_conversion_that_others_can_have_written_is_made_anew(load, folder, monk
     made.parent.chmod(0o777)
     texts(load())
     assert [path.stat().st_mode & 0o777 for path in (made, made.parent)] == [0o700, 0o700]
+
+
+def test_conversion_of_another_model_is_not_taken_for_this_one(load, folder, tmp_path):
+    texts(load())
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "generation_config.json").write_text('{"num_beams": 2}')
+
+    conversion_of(folder).rename(conversion_of(other))
+
+    assert agrees(conversion_of(other)) is None

@@ -216,6 +216,12 @@ def test_no_break_space_is_white_space_in_html_alone(line, joined):
     assert joiner_of(line)(["one.", "&nbsp;two&nbsp;", "three"]) == joined
 
 
+def test_text_that_is_kept_stays_when_pieces_are_joined():
+    kept = "<script>'\xa0'</script>one."
+
+    assert joiner_of(MarkedPiece("", is_html=True))([kept, "two."]) == f"{kept} two."
+
+
 def test_split_and_join_are_inverse():
     fragment = "<P>eins <B>zwei</B>\t<!----><br/>&nbsp;</P><custom-x a='>'>drei</custom-x> "
 

@@ -247,12 +247,14 @@ def _load_converted(
             converted, device="cpu", compute_type="float32", patience=patience(config)
         )
 
-    if agrees(folder) is None:
+    is_alike = agrees(folder)
+    if is_alike is None:
         _convert(source, folder, load_torch(), tokenizer, load)
+        is_alike = agrees(folder)
     else:
         check_files(model)
     mark_used(folder)
-    if not agrees(folder):
+    if not is_alike:
         raise ValueError("CTranslate2 gave a different translation for a line of a sample")
     engine = load(folder)
     choice = f"{engine.name} translates: on this CPU it is faster for this model."
@@ -297,7 +299,7 @@ def agrees(folder: Path) -> bool | None:
             return None
         recorded = read_object(folder / FILES_FILE)
         is_alike = bool(recorded.pop("agrees"))
-        return is_alike if recorded == _written_files(folder) else None
+        return is_alike if recorded == _record(folder, folder.name) else None
     except (OSError, ValueError, KeyError):
         return None
 
@@ -343,7 +345,7 @@ def _convert(
             for one in (engine, load(new))
             for outputs in [one.translate_batch(sources, [[]] * len(sources), limits, Search())]
         )
-        record = {**_written_files(new), "agrees": ours == theirs}
+        record = {**_record(new, folder.name), "agrees": ours == theirs}
         write_lines(new / FILES_FILE, [json.dumps(record, indent=2)])
         # Another process may have been faster.
         if agrees(folder) is None:
@@ -353,9 +355,10 @@ def _convert(
     delete_oldest(parent.glob("[!.]*"), MOST_MODELS)
 
 
-def _written_files(folder: Path) -> dict[str, Any]:
-    """Size and checksum of each file of a conversion."""
-    return describe_files(folder, sorted(set(os.listdir(folder)) - {FILES_FILE}), _DIGEST)
+def _record(folder: Path, key: str) -> dict[str, Any]:
+    """Size and checksum of each file of a conversion, and the key of its source."""
+    names = sorted(set(os.listdir(folder)) - {FILES_FILE})
+    return {**describe_files(folder, names, _DIGEST), "source": {"key": key}}
 
 
 def _is_own(folder: Path) -> bool:

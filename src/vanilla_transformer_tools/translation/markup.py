@@ -17,6 +17,9 @@ from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.translation.placing import Line, MarkedPiece, Span, escaped_html
 from vanilla_transformer_tools.translation.segments import join_pieces
 
+# How `escaped_html` writes a no-break space.
+_BLANK = "&nbsp;"
+
 # What is between two of their tags is a line.
 _BLOCKS = frozenset(
     "address article aside blockquote body br caption center col colgroup dd details dialog dir "
@@ -145,8 +148,11 @@ def joiner_of(line: Line) -> Callable[[Sequence[str]], str]:
 
 def _join_html(translations: Sequence[str]) -> str:
     """As `join_pieces`; the no-break spaces of HTML are white space too."""
-    texts = [text.replace("&nbsp;", "\xa0") for text in translations]
-    return join_pieces(texts).replace("\xa0", "&nbsp;")
+    line = ""
+    for text in translations:
+        has_blank = line.endswith(_BLANK) or text.startswith(_BLANK)
+        line = line + text if has_blank else join_pieces([line, text])
+    return line
 
 
 # Lines of a text, and what makes a text of their translations.
