@@ -17,7 +17,8 @@ from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pair
 
 from ..support.full_disk import small_files
 
-# Blanks at the ends, an empty side, quotes, and separators that end a line for others only.
+# Blanks at the ends, an empty side, quotes, and separators that end a line for others only. A file
+# whose first line ends in a carriage return would not be read the quick way.
 PAIRS = [
     ("", "Nothing\x85said.\x0c"),
     (" Ein Hund\u2028rennt. ", "A dog runs.\r"),
@@ -82,9 +83,10 @@ def test_two_files_give_every_pair_unaltered(write, names):
     assert pairs_of(load(*paths)) == PAIRS
 
 
-def test_several_pairs_of_files_are_read_in_order(write):
+@pytest.mark.parametrize("last", ["2.de", "2.de.gz"])
+def test_several_pairs_of_files_are_read_in_order(write, last):
     first = write("1.de", SOURCES), write("1.en", TARGETS)
-    second = write("2.de.gz", ["eins", "zwei"]), write("2.en", ["one", "two"])
+    second = write(last, ["eins", "zwei"]), write("2.en", ["one", "two"])
 
     assert pairs_of(load(*first, *second)) == [*PAIRS, ("eins", "one"), ("zwei", "two")]
 
@@ -109,6 +111,23 @@ def test_faults_name_the_file_among_several(write):
         load(*good, longer, good[1])
     with pytest.raises(ValueError, match=r"^'.*3\.de' is empty"):
         load(*good, write("3.de", [], end=""), write("3.en", [], end=""))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("a\nb\nc\nd\n", "\n\nx y\n\n"), ("\na\n\n", "é\n\u2028\r\n\0漢\n"), ("a\nb\n\nd", "\n\n\nx")],
+)
+def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, target):
+    paths = (str(tmp_path / "source"), str(tmp_path / "target"))
+    for path, content in zip(paths, (source, target), strict=True):
+        Path(path).write_bytes(content.encode())
+    expected = list(data.read_pairs(ParallelText(paths)))
+    monkeypatch.setattr(data, "ROWS_AT_A_TIME", 2)
+    monkeypatch.delattr(data, "read_pairs")
+
+    pairs = load_pairs(ParallelText(paths))
+
+    assert [tuple(pair.values()) for pair in pairs] == expected
 
 
 @pytest.mark.parametrize(
@@ -266,6 +285,14 @@ PAIR = '{"source": "a", "target": "b"}'
 def test_file_with_a_fault_is_refused_with_its_place(write, name, lines, message):
     with pytest.raises(ValueError, match=message):
         load(write(name, lines))
+
+
+def test_plain_files_in_utf16_are_refused(tmp_path):
+    path = tmp_path / "source"
+    path.write_bytes("ab\ncd\n".encode("utf-16-le"))
+
+    with pytest.raises(ValueError, match="must be UTF-8, got what looks like UTF-16"):
+        load_pairs(ParallelText((str(path), str(path))))
 
 
 @pytest.mark.parametrize(

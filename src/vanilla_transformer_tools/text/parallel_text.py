@@ -10,9 +10,9 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
-from vanilla_transformer_tools.compression import without_suffix
+from vanilla_transformer_tools.compression import compression_of, without_suffix
 from vanilla_transformer_tools.files import (
+    BYTE_ORDER_MARK,
     check_regular,
     naming_full_disk,
     parse_json,
@@ -50,7 +51,7 @@ _SIGNS_OF_DAMAGE = (
     UnicodeDecodeError,
 )
 # JSON can hold half of a surrogate pair, which is no character.
-_CHARACTERS = re.compile("[^\ud800-\udfff]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,10 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     takes = f" of {size:,.1f} MiB" if files and first is None else ""
     with temporary_room(f"a copy of {text}{takes}"):
         schema = pa.schema([(name, pa.string()) for name in COLUMNS[: len(text.columns)]])
+        parts = text.parts
+        if len(parts[0].paths) == 2 and first is None:
+            with suppress(_NotPlainError):
+                return store(chain.from_iterable(map(_plain_batches, parts)), schema)
         return store(_batches(islice(read_pairs(text), first), schema), schema)
 
 
@@ -206,6 +211,41 @@ def _batches(pairs: Iterator[tuple[str, ...]], schema: pa.Schema) -> Iterator[pa
     while rows := list(islice(pairs, ROWS_AT_A_TIME)):
         columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
         yield pa.record_batch(columns, schema=schema)
+
+
+class _NotPlainError(Exception):
+    """Files that `read_pairs` must read: it reads more kinds, and names faults."""
+
+
+def _plain_batches(text: ParallelText) -> Iterator[pa.RecordBatch]:
+    """The pairs of two plain files without a detour by Python's strings, in a tenth of the time."""
+    sides = map(_plain_lines, text.paths)
+    rows = 0
+    for source, target in zip_longest(*sides):
+        if source is None or target is None or len(source) != len(target):
+            raise _NotPlainError
+        rows += len(source)
+        yield pa.record_batch([source, target], names=COLUMNS[:2])
+    if not rows:
+        raise _NotPlainError
+
+
+def _plain_lines(path: str) -> Iterator[pa.StringArray]:
+    r"""Lines of a text file that end in `\n`, thousands at a time."""
+    check_regular(path)
+    with open(path, "rb") as file:
+        head = file.readline()
+        # read_lines takes zeros in the first line for UTF-16.
+        unusual = b"\0" in head or head.endswith(b"\r\n")
+        if unusual or head.startswith(BYTE_ORDER_MARK) or compression_of(head):
+            raise _NotPlainError
+        file.seek(0)
+        while lines := list(islice(file, ROWS_AT_A_TIME)):
+            try:
+                texts = pa.array([line.removesuffix(b"\n") for line in lines], pa.string())
+            except pa.ArrowInvalid as error:
+                raise _NotPlainError from error
+            yield texts
 
 
 def store(
@@ -430,7 +470,7 @@ def _check_columns(text: ParallelText, columns: Iterable[str], place: str) -> No
 
 def _check_cells(text: ParallelText, row: int, cells: tuple[Any, ...]) -> tuple[str, ...]:
     for name, cell in zip(text.columns, cells, strict=True):
-        if not (isinstance(cell, str) and _CHARACTERS.fullmatch(cell)):
+        if not isinstance(cell, str) or _SURROGATE.search(cell):
             raise ValueError(
                 f"Row {row} of {text} must hold text in column {name!r}, got {cell!r:.60}. "
                 "Correct the row or take it out."
