@@ -12,6 +12,6 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from vanilla_transformer_tools.commands.__main__ import main as run_command
     except KeyboardInterrupt:
-        # As later, without a traceback.
+        # No traceback, as for a later interrupt.
         sys.exit(128 + signal.SIGINT)
     run_command(argv)

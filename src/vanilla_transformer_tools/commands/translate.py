@@ -258,7 +258,7 @@ class TranslationJob:
                 "Restore it, and continue with --output and --resume, or translate it anew."
             )
         if path and record:
-            # By it --resume recognises what is complete.
+            # With it, --resume recognises a complete output.
             if self.settings.input:
                 record.complete(path).write(record_path(path))
             else:

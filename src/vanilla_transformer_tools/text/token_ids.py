@@ -59,7 +59,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_len
 _MOST_WORDS = 100_000
 
 _Ids = TypeVar("_Ids", list[int], bytes)
-# Of a packed id.
+# Size of a packed id.
 _BYTES = 4
 _TOKENS = pa.list_(pa.int32())
 _SCHEMA = pa.schema([("input_ids", _TOKENS), ("labels", _TOKENS), ("is_truncated", pa.bool_())])
@@ -210,7 +210,7 @@ def count_truncated(tokenized: Dataset) -> int:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Lists of ids are in no circle, but so many that the collector takes as long as they do."""
+    """Lists of ids form no cycles, and looking for some would take as long as making the lists."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -293,7 +293,7 @@ def _in_arrow(lines: list[bytes]) -> pa.ListArray:
 
 
 class _ByWords:
-    """Encodes with a tokenizer of ours whose words do not depend on each other: each word once.
+    """Encodes by a tokenizer of ours whose words do not depend on each other, each word once.
 
     Splitting a line into words takes the tokenizer most of its time.
     """
@@ -393,7 +393,7 @@ def source_prefixes(
 
 
 def truncate(ids: _Ids, most: int, end: int = 1) -> _Ids:
-    """Keeps at most `most` tokens or bytes, the `end` ones at the end, such as `</s>`, included."""
+    """Keeps at most `most` tokens or bytes, among them the last `end`, such as `</s>`."""
     return ids if len(ids) <= most else ids[: most - end] + ids[-end:]
 
 

@@ -195,7 +195,7 @@ class StopOnRequest(TrainerCallback):
         # A signal never puts an end off that was planned earlier.
         self.deadline = min(deadline, self.deadline) if self.decay else deadline
         share = schedule.share(self.now, self.deadline, state.global_step)
-        # Scores of nearly the last weights would cost updates.
+        # Scores shortly before the last ones are not worth the updates that they cost.
         can_evaluate = self.now + 2 * (self.evaluating or 0.0) <= self.deadline
         if args.world_size > 1:
             clock = torch.tensor([share, can_evaluate], dtype=torch.float32, device=args.device)
