@@ -197,6 +197,14 @@ def test_fragment_is_translated_in_its_tags(perfect, fragment, expected):
         assert text == expected
 
 
+def test_items_that_stay_are_written_as_html(perfect):
+    translator = perfect(protect="urls")
+
+    (text,) = translate(translator, "zwei https://a.b/?x=1&amp;y=2 drei")
+
+    assert text == "three https://a.b/?x=1&amp;y=2 two"
+
+
 def test_sentences_of_a_line_are_cut_in_spite_of_tags(perfect):
     translator = perfect(split_sentences=True)
 
