@@ -18,6 +18,7 @@ from vanilla_transformer_tools.training.averaging import (
     average_weights,
     best_weights,
     evaluations_since_best,
+    prefer_last,
     try_weights,
 )
 from vanilla_transformer_tools.training.checkpoints import close_checkpoint
@@ -167,6 +168,28 @@ def test_checkpoint_with_a_flipped_bit_is_left_out_of_the_mean(one_weight_run, t
     said = capsys.readouterr().out
     assert "checkpoint-9 is skipped: its model.safetensors has other bytes" in said
     assert "checkpoint-8" not in said
+
+
+@pytest.mark.parametrize(
+    ("last", "is_taken"), [((19.0, 1.9), True), ((21.0, 2.1), True), ((19.0, 2.1), False)]
+)
+def test_last_weights_are_taken_unless_score_and_loss_are_worse(one_weight_run, last, is_taken):
+    one_weight_run.args.metric_for_best_model = "bleu"
+    one_weight_run.args.greater_is_better = True
+    scores = [(9, 20.0, 2.0), (10, *last)]
+    one_weight_run.state = TrainerState(
+        global_step=10,
+        log_history=[{"step": n, "eval_bleu": bleu, "eval_loss": loss} for n, bleu, loss in scores],
+    )
+    best = Outcome("best checkpoint", {"step": 9, "bleu": 20.0, "loss": 2.0})
+    before = one_weight_run.model.weight.item()
+
+    outcome = prefer_last(one_weight_run, best)
+
+    assert outcome.weights == ("last update" if is_taken else "best checkpoint")
+    assert outcome.scores["bleu"] == (last[0] if is_taken else 20.0)
+    assert one_weight_run.model.weight.item() == (4 if is_taken else before)
+    assert not one_weight_run.evaluated
 
 
 @pytest.mark.parametrize(

@@ -146,19 +146,52 @@ def try_weights(
     put_weights(model, weights)
     scores = trainer.evaluate(metric_key_prefix="mean")
     scores = {key.removeprefix("mean_"): value for key, value in scores.items()}
-    metric = metric_of(trainer.args)
-    loss, earlier_loss = (of[f"{split_metric(metric)[0]}loss"] for of in (scores, outcome.scores))
-    PartialState().print(
-        f"{metric:<11} {outcome.scores[metric]:.4g}, loss {earlier_loss:.4g} "
-        f"({outcome.weights}); {scores[metric]:.4g}, loss {loss:.4g} ({name})"
-    )
-    gain = scores[metric] - outcome.scores[metric]
-    is_better = (gain if trainer.args.greater_is_better else -gain) > 0
-    # Every comparison with NaN is false, so a score that is NaN is no better.
-    if math.isfinite(loss) and (is_better or loss < earlier_loss):
-        return Outcome(name, scores)
+    averaged = Outcome(name, scores)
+    if _is_better(trainer.args, averaged, outcome):
+        return averaged
     put_weights(model, before)
     return outcome
+
+
+def prefer_last(trainer: Trainer, outcome: Outcome) -> Outcome:
+    """Puts the last checkpoint into the model, unless its score and its loss are both worse.
+
+    For a learning rate that ends at 0: then the last weights are the best on average, and what is
+    better in the score of some hundred pairs alone is better partly by luck.
+
+    Args:
+        trainer: After training; its model holds the weights of `outcome`.
+        outcome: The best checkpoint.
+
+    Returns:
+        The outcome whose weights the model now holds.
+    """
+    update = trainer.state.global_step
+    last = Outcome("last update", scores_of_update(trainer, update))
+    if not (last.scores and outcome.scores) or outcome.scores["step"] == update:
+        return outcome
+    folder = checkpoint_folder(Path(trainer.args.output_dir), update)
+    if not (_is_better(trainer.args, last, outcome) and with_intact_weights([folder])):
+        return outcome
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    put_weights(model, average_checkpoints([folder]))
+    return last
+
+
+def _is_better(arguments: TrainingArguments, new: Outcome, old: Outcome) -> bool:
+    """Whether weights have a better score or a lower loss than others; prints those of both."""
+    metric = metric_of(arguments)
+    name_of_loss = f"{split_metric(metric)[0]}loss"
+    scores, earlier = new.scores or {}, old.scores or {}
+    loss, earlier_loss = scores[name_of_loss], earlier[name_of_loss]
+    PartialState().print(
+        f"{metric:<11} {earlier[metric]:.4g}, loss {earlier_loss:.4g} ({old.weights}); "
+        f"{scores[metric]:.4g}, loss {loss:.4g} ({new.weights})"
+    )
+    gain = scores[metric] - earlier[metric]
+    is_better: bool = (gain if arguments.greater_is_better else -gain) > 0
+    # Every comparison with NaN is false, so a score that is NaN is no better.
+    return math.isfinite(loss) and (is_better or loss < earlier_loss)
 
 
 def metric_of(arguments: TrainingArguments) -> str:

@@ -43,6 +43,7 @@ from vanilla_transformer_tools.training.averaging import (
     average_weights,
     best_weights,
     metric_of,
+    prefer_last,
     scores_of_update,
     try_weights,
 )
@@ -240,6 +241,8 @@ def _run(
             outcome = best_weights(trainer)
             trainer.check_weights()
             if not stop.is_interrupted(trainer.args):
+                if plan.settings.minutes is not None:
+                    outcome = prefer_last(trainer, outcome)
                 outcome = average_weights(trainer, plan.averaged, outcome)
             if moving_average and not stop.is_interrupted(trainer.args):
                 name = f"exponential moving average, {plan.settings.moving_average}"
