@@ -3,7 +3,7 @@
 import pytest
 
 import growth
-from growth import cells, made_lines, measure
+from growth import cells, measure
 
 
 @pytest.fixture
@@ -39,15 +39,3 @@ def test_second_run_has_the_cache_of_the_first_and_is_resumed(runs, tmp_path):
     ]
     assert ["--resume" in argv for argv, *_ in runs] == [False, False, True]
     assert not list(tmp_path.glob("train.*"))
-
-
-def test_made_lines_have_27_words_on_average_and_are_the_same_each_time(monkeypatch):
-    monkeypatch.setattr(growth, "LINES_AT_A_TIME", 2000)
-    lines = list(made_lines(4010, seed=0))
-
-    counts = [len(line.split(" ")) for line in lines]
-    assert len(lines) == 4010
-    assert sum(counts) / len(counts) == pytest.approx(27, abs=1)
-    assert lines == list(made_lines(4010, seed=0))
-    assert lines[:5] != list(made_lines(5, seed=1))
-    assert all(line.endswith("\n") and line.strip() for line in lines)

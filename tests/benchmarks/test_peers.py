@@ -166,22 +166,6 @@ def test_all_toolkits_read_the_same_pieces(prepared, tmp_path):
     assert (tmp_path / "first.de").read_text("utf-8") == lines[1][0] + "\n"
 
 
-def test_start_and_first_epoch_do_not_count_and_children_do(job):
-    # The child waits for input that does not come.
-    child = "data = b'x' * 10**8; print('step'); import sys; sys.stdin.read()"
-    program = f"""
-import os, subprocess, sys, time
-time.sleep(0.5)
-print('step')
-time.sleep(0.2)
-subprocess.run([sys.executable, '-uc', {child!r}], stdin=os.pipe()[0])
-"""
-    seconds, peak = job(program).second_report()
-
-    assert 0.2 < seconds < 0.5
-    assert 1e8 < peak < 2e8
-
-
 def test_checkpoint_is_scored_a_report_later_with_the_clock_halted(job):
     # Writes each checkpoint only after it has reported.
     program = """

@@ -46,13 +46,6 @@ def test_flops_are_those_that_torch_counts():
     assert training_flops(model.config, [batch]) == 3 * counter.get_total_flops()
 
 
-def test_round_updates_the_weights_once_for_each_batch():
-    trained = Training(build("vanilla", **SIZES), [BATCH, BATCH])
-
-    assert trained.run() > 0
-    assert {int(state["step"]) for state in trained.optimizer.state.values()} == {2}
-
-
 def test_state_is_four_numbers_of_four_bytes_for_each_trained_parameter():
     def make():
         model = build("vanilla", **SIZES)
@@ -119,36 +112,3 @@ def test_models_train_on_random_tokens_in_float32_and_compiled(monkeypatch, caps
     names = [line.split(" | ")[0] for line in lines if line.count(" | ") == 10]
     assert names == ["| model", "| ---", "| vanilla", "| m2m100", "| vanilla, compiled"]
     assert any(line.startswith("| gaps |") for line in lines)
-
-
-def test_sizes_of_heads_are_multiples_of_the_default():
-    wide, default = (
-        training.contender(name, "tiny", 50, [BATCH]).model.config
-        for name in ("d_k doubled", "default")
-    )
-
-    assert wide.d_k == 2 * default.d_model // default.encoder_attention_heads
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "products"),
-        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
-        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<...>", "loss"),
-        ("at::native::multi_tensor_apply_kernel<...FusedAdamMathFunctor>", "optimizer"),
-        ("void at::native::elementwise_kernel<CUDAFunctor_add>", "pointwise and sums"),
-    ],
-)
-def test_kernels_belong_to_their_kind(name, kind):
-    assert training.kind_of(name) == kind
-
-
-def test_shares_of_a_call_add_up_with_gaps():
-    left = torch.randn(400, 400)
-
-    found = training.shares(lambda: left @ left)
-
-    total = found.pop("all")
-    assert max(found.keys() - {"gaps"}, key=found.get) == "products"
-    assert sum(found.values()) >= total
