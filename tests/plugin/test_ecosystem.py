@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer
+from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import fast_loss_vanilla_transformer
@@ -25,13 +25,6 @@ from ..models import (
     build_variant,
     source_of,
     without_labels,
-)
-from ..support.gradients_of_one_update import (
-    KeepGradients,
-    build_arguments,
-    build_collator,
-    build_model,
-    ragged_pairs,
 )
 
 PROJECTIONS = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
@@ -205,52 +198,6 @@ def test_loss_and_gradients_of_adapters_are_those_of_the_logits(batch, monkeypat
     for (name, parameter), gradient in zip(trained.items(), expected_gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, msg=lambda m, n=name: f"{n}: {m}")
         assert gradient.any(), name
-
-
-def test_merged_adapters_give_the_same_logits_and_generate_alike(tiny_model, batch):
-    search = {"num_beams": 3, "max_new_tokens": 8}
-    plain = tiny_model(**batch).logits
-    peft_model = with_lora(tiny_model)
-    adapted = peft_model(**batch).logits
-    generated = peft_model.generate(**source_of(batch), **search)
-
-    peft_model.merge_adapter()
-    merged = peft_model(**batch).logits
-    peft_model.unmerge_adapter()
-    unmerged = peft_model(**batch).logits
-    unloaded = peft_model.merge_and_unload()
-
-    assert not torch.allclose(adapted, plain)
-    for logits in (merged, unmerged, unloaded(**batch).logits):
-        # Added to the weights before a product, or after it.
-        torch.testing.assert_close(logits, adapted, rtol=1e-4, atol=1e-4)
-    assert type(unloaded) is Model
-    assert torch.equal(unloaded.generate(**source_of(batch), **search), generated)
-
-
-def test_adapters_get_the_same_gradients_from_accumulated_batches(tmp_path):
-    def gradients(batch_size: int, accumulated: int) -> dict[str, Tensor]:
-        peft_model = with_lora(build_model(label_smoothing=0.1))
-        keeper = KeepGradients()
-        Seq2SeqTrainer(
-            model=peft_model,
-            args=build_arguments(
-                tmp_path,
-                max_steps=1,
-                per_device_train_batch_size=batch_size,
-                gradient_accumulation_steps=accumulated,
-            ),
-            train_dataset=ragged_pairs(),
-            data_collator=build_collator(peft_model),
-            callbacks=[keeper],
-        ).train()
-        return keeper.gradients
-
-    whole, accumulated = gradients(16, 1), gradients(2, 8)
-
-    assert whole.keys() == accumulated.keys()
-    for name, gradient in whole.items():
-        torch.testing.assert_close(accumulated[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 @both_ties

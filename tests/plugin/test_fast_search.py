@@ -16,7 +16,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     fast_search_vanilla_transformer,
 )
-from vanilla_transformer.fast_search_vanilla_transformer import Beam, IncrementalDecoder
+from vanilla_transformer.fast_search_vanilla_transformer import IncrementalDecoder
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
 from vanilla_transformer.modeling_vanilla_transformer import Decoder
@@ -240,11 +240,6 @@ def test_transformers_search_runs_with_other_settings(tiny_model, batch, caplog,
     ]
 
 
-def test_debug_log_names_our_search(tiny_model, batch, caplog):
-    ours = "`generate` runs the search of vanilla_transformer."
-    assert searches_logged(caplog, tiny_model, batch) == [ours]
-
-
 @pytest.mark.usefixtures("refuse_own_searches")
 def test_argument_of_generate_overrides_the_switch_of_the_generation_config(tiny_model, batch):
     tiny_model.generation_config.use_transformers_search = True
@@ -351,16 +346,6 @@ def test_attention_of_another_class_is_searched_in_steps_of_transformers(
     assert found.tolist() == expected.tolist() != before.tolist()
 
 
-def test_hooks_of_a_layer_run_once_for_all_hypotheses_of_a_step(tiny_model, sentences):
-    shapes = []
-    layer = tiny_model.model.decoder.layers[0]
-    layer.register_forward_hook(lambda *call: shapes.append(call[-1].shape[:2]))
-
-    generate(tiny_model, sentences, num_beams=3, max_length=4, suppress_tokens=[2])
-
-    assert shapes == [(14, 1), (14, 3), (14, 3)]
-
-
 def test_kernel_that_a_user_registers_is_used(tiny_model, batch, monkeypatch):
     def upside_down(*args: Any, **kwargs: Any) -> Any:
         heads, weights = sdpa_attention_forward(*args, **kwargs)
@@ -407,38 +392,6 @@ def test_model_in_training_mode_drops_out(tiny_config, batch, num_beams):
 
     in_evaluation = generate(model.eval(), source_of(batch), num_beams=num_beams)
     assert found.tolist() != in_evaluation.tolist()
-
-
-@pytest.mark.parametrize(
-    ("early_stopping", "length_penalty", "best", "goes_on"),
-    [
-        (False, 2.0, -8.0, False),
-        ("never", 2.0, -8.0, True),
-        ("never", 2.0, -101.0, False),
-        ("never", -1.0, -0.4, True),
-        (True, 2.0, -0.1, False),
-    ],
-)
-def test_beam_goes_on_while_something_better_may_come(
-    early_stopping, length_penalty, best, goes_on
-):
-    # One output has finished with rank -1; the best that goes on has two tokens, and ten at most.
-    beam = Beam(10, 1, length_penalty, early_stopping, longest=10)
-    beam.tokens, beam.finished = [[7]], [(-1.0, [5, 2])]
-
-    beam.advance([best, best - 1], [8, 9], [0, 0], {2})
-
-    assert beam.done is not goes_on
-
-
-def test_end_that_is_impossible_finishes_no_hypothesis():
-    beam = Beam(10, num_beams=3, early_stopping=True)
-
-    # As where a token is forced: all others have no probability.
-    beam.advance([-1.0, *[-torch.inf] * 5], [7, 2, 3, 4, 5, 6], [0] * 6, {2})
-
-    assert not beam.finished
-    assert beam.tokens[0] == [7]
 
 
 def logits_at_once(model: Model, targets: Tensor) -> Tensor:

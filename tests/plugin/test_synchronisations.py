@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
-from vanilla_transformer_tools.training.trainer import r_drop
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 
@@ -65,14 +64,6 @@ def test_training_step_waits_for_the_device_three_times(pairs, changes, is_padde
 
     # Whether the sources have padding, asked by Transformers in each stack; where the targets are.
     assert waits == ["_local_scalar_dense"] * 2 + ["nonzero"]
-
-
-def test_step_with_r_drop_waits_three_times(tiny_model, pairs):
-    with pretended_device() as device:
-        model, inputs = move(tiny_model).train(), put(pairs)
-        r_drop(model, 2.0, num_items_in_batch=9, **inputs).loss.backward()
-
-    assert len(device.waits) == 3
 
 
 LEARNED_13 = LEARNED | {"max_position_embeddings": 13}

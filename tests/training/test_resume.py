@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     find_checkpoint,
 )
 from vanilla_transformer_tools.training.plan import continued_record, describe_run
-from vanilla_transformer_tools.training.reports import _moment, read_log
+from vanilla_transformer_tools.training.reports import read_log
 from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
@@ -601,11 +600,3 @@ def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monke
     (tmp_path / "run.json").write_text(json.dumps(record | {"interrupted": True}))
     discard_stopped(tmp_path)
     assert (tmp_path / "model.safetensors").exists()
-
-
-def test_end_of_a_run_is_told_with_its_day_unless_that_is_today(monkeypatch):
-    noon = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
-    monkeypatch.setattr(time, "time", lambda: noon)
-
-    assert _moment(3600) == "at 13:00"
-    assert _moment(13 * 3600) == "on Tuesday, 2026-11-24, at 01:00"

@@ -295,16 +295,6 @@ def test_minutes_continue_no_run_of_updates(monkeypatch, tmp_path):
         Run(monkeypatch, checkpoint=tmp_path, first=3)
 
 
-def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
-    run = Run(monkeypatch, updates=10**6)
-    run.stop.asked = True
-
-    run.update(1.0)
-    assert run.stop.decay is None
-    run.update(1.0)
-    assert run.stop.decay.update == 2
-
-
 # Ending early
 
 

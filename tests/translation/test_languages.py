@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.interop.importing import import_model
@@ -164,27 +163,6 @@ def test_code_of_a_language_is_no_text(folders):
 
     assert found.tokens[0] == "__fr__"
     assert "__fr__" not in found.text
-
-
-def test_commands_take_the_languages_of_both_sides(folders, tmp_path, capsys):
-    _, imported = folders("m2m100")
-    languages = ["--source_language", "de", "--target_language", "fr"]
-    options = ["--model", imported, *languages, "--max_extra_tokens", str(EXTRA)]
-    expected = translate(imported, "m2m100")
-
-    main(["translate", *options, *LINES])
-    assert capsys.readouterr().out.splitlines() == expected
-
-    test = tmp_path / "test.tsv"
-    test.write_text("".join(f"{s}\t{t}\n" for s, t in zip(LINES, expected, strict=True)))
-    main(["evaluate", *options, "--test", str(test), "--metrics", "exact_match"])
-    assert "100" in capsys.readouterr().out
-
-    page = tmp_path / "page.html"
-    shown = ["--model", imported, *languages, "--output", str(page)]
-    main(["attention", *shown, LINES[0]])
-    main(["attention", *shown, LINES[0], "un"])
-    assert "__fr__" in page.read_text()
 
 
 def test_alignments_need_a_fast_tokenizer(folders):
