@@ -94,17 +94,6 @@ def test_speeds_are_compared_with_the_first_and_memory_is_the_most(tmp_path, cap
     assert "joeynmt failed. It is not there." in printed.err
 
 
-def test_minutes_are_those_of_the_first_checkpoint_with_the_bleu():
-    scores = [(1.0, 200, 20.0, 10**8), (2.0, 400, 35.1, 2 * 10**8), (3.0, 600, 36.0, 10**9)]
-
-    def cells(goal, limit):
-        return peers.minutes_cells(SimpleNamespace(scores=lambda: iter(scores)), goal, limit)
-
-    assert peers.TIME[1:5] == ("minutes", "updates", "BLEU", "memory, MB")
-    assert cells(35, 60) == ["2.0", "400", "35.1", "200"]
-    assert cells(40, 3) == ["more than 3.0", "600", "36.0", "1,000"]
-
-
 @pytest.mark.parametrize("name", ["joeynmt", "eole", "opennmt", "m2m100"])
 def test_sizes_and_schedule_are_those_of_our_preset(name):
     ours = numbers("vanilla")

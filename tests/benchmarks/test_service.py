@@ -5,13 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-import service
 from service import (
     Service,
     ask_lines,
-    body_of,
     faults,
-    speed_cells,
     storm,
 )
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -62,16 +59,3 @@ def test_storm_and_speed_notice_answers_that_are_mixed_up(expected_and_service):
     assert faults(counts) > 0
     with pytest.raises(ValueError, match="must be"):
         ask_lines(found, swapped, clients=2)
-
-
-def test_speed_counts_each_line_once(expected_and_service, monkeypatch):
-    expected, found = expected_and_service
-    asked = []
-    monkeypatch.setattr(service, "body_of", lambda line: asked.append(line) or body_of(line))
-
-    seconds, total = ask_lines(found, expected, clients=3)
-
-    assert sorted(asked) == sorted(LINES)
-    assert len(seconds) == len(LINES)
-    assert 0 < max(seconds) <= total
-    assert speed_cells([0.001, 0.003, 0.002], 0.004, 0.01) == ["750", "2.50", "2.0", "3.0"]

@@ -312,12 +312,6 @@ def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):
     assert_refused(distil(), "must translate at least one source, got 8 blank outputs")
 
 
-def test_cut_outputs_are_reported(distil, no_training):
-    outcome = distil("--teacher_max_extra_tokens", 0)
-
-    assert "translations were cut off at the length limit; see --teacher_max_extra_t" in outcome.err
-
-
 def test_folder_of_another_run_is_refused_before_the_teacher_is_loaded(distil, tmp_path, no_model):
     (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
 

@@ -151,12 +151,3 @@ def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, 
     assert (status, out.split("\n")) == (2, [*expected[4:7], ""])
     assert "there is not enough memory" in err
     assert "CUDA error: out of memory" in err
-
-
-def test_interrupt_is_not_taken_for_an_error(run, model, monkeypatch):
-    def translate_batch(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TorchEngine, "translate_batch", translate_batch)
-
-    assert run("translate", "--model", model, "", "ja")[:2] == (130, "")

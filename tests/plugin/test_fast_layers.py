@@ -131,24 +131,6 @@ def test_dropout_drops_entries_independently():
     assert correlation[1:].abs().max() < 6 / math.sqrt(len(kept))
 
 
-@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
-def test_dropout_is_the_identity_when_off(p, training):
-    x = torch.randn(7, 5)
-
-    assert Dropout(p).train(training)(x) is x
-
-
-def test_dropout_is_drawn_from_torchs_seed():
-    dropout, x = Dropout(0.5), torch.ones(9, 11)
-
-    torch.manual_seed(3)
-    first, second = dropout(x), dropout(x)
-    torch.manual_seed(3)
-
-    assert torch.equal(dropout(x), first)
-    assert not torch.equal(first, second)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_dropout_passes_the_gradient_of_kept_entries_only(dtype):
     x = torch.ones(13, 17, dtype=dtype, requires_grad=True)

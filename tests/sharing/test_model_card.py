@@ -165,41 +165,6 @@ def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
     assert f'translate --model "{tmp_path.name}" --target_language fr "..."' in card_in(tmp_path)
 
 
-POSITIONS = [
-    (
-        "sinusoidal",
-        "longer texts are accepted, but the model was not trained on any. Check",
-        "learned from its training pairs only. Check its output",
-    ),
-    (
-        "learned",
-        "the model has learned positions and accepts at most 77. Check",
-        "only. It has learned positions and accepts at most 77 tokens. Check its output",
-    ),
-]
-
-
-@pytest.mark.parametrize(("positions", "words", "unrecorded"), POSITIONS)
-def test_card_says_whether_longer_texts_are_accepted(
-    make_card, tiny_config, tmp_path, positions, words, unrecorded
-):
-    tiny_config.position_embedding_type = positions
-    tiny_config.max_position_embeddings = 77
-
-    card = make_card().content
-
-    assert f"had up to 9 tokens;\n{words} its output before" in card
-    assert card.startswith("---\nlibrary_name")
-    # Without a record of its training, the card claims none.
-    for name in ("run.json", "README.md"):
-        (tmp_path / name).unlink()
-    write_model_card(tmp_path)
-    card = ModelCard.load(tmp_path / "README.md")
-    assert "(https://arxiv.org/abs/1706.03762)\nwith `vanilla" in card.text
-    assert unrecorded in card.text
-    assert "trained-from-scratch" not in card.data.tags
-
-
 # A card that a person edits
 
 
