@@ -62,13 +62,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Spares runs what takes longer than they do: accelerate's collection, a card's template."""
+    """Spares runs what takes longer than they do: accelerate's collection, templates, pictures."""
     gc.freeze()
     gc.enable()
     if memory := sys.modules.get("accelerate.utils.memory"):
         memory.gc = SimpleNamespace(collect=lambda: None)
     if jinja2 := sys.modules.get("jinja2"):
         jinja2.Environment.compile = cache(jinja2.Environment.compile)
+    if training := sys.modules.get("vanilla_transformer_tools.training.run"):
+        training.plot_curves = lambda *_: None
+    if reports := sys.modules.get("vanilla_transformer_tools.training.reports"):
+        reports.TRIED_BATCHES = 2
 
 
 @pytest.fixture
@@ -150,16 +154,14 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with 300 pairs of number words to train on, and 20 to choose a checkpoint on.
+    """Folder with 300 pairs of number words to train on, 20 to validate on, and 25 to test on.
 
     No test changes it: writing it takes a second.
     """
     from number_words import write_corpus
 
-    from .support.training_runs import VALIDATION_LINES
-
     folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder, train=300, validation=VALIDATION_LINES, test=1)
+    write_corpus(folder, train=300, validation=20, test=25)
     return folder
 
 

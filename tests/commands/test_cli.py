@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
@@ -19,14 +18,6 @@ from ..models import save_small_model
 from .conftest import Outcome
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with number words: 300 pairs to train on, 25 to test on."""
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder, train=300, validation=1, test=25)
-    return folder
 
 
 def pair(corpus: Path, split: str) -> list[Path]:

@@ -75,8 +75,8 @@ def losses_of_adapter(model: nn.Module, config: Any, batch: dict[str, Tensor]) -
 @pytest.mark.parametrize(
     ("chosen", "name", "fields"),
     [
-        *((chosen, "pegasus", {}) for chosen in SINGLE_TOKENS),
-        *((chosen, "marian", {**TWO_TABLES, "pre_norm": False}) for chosen in ("list", "by_stack")),
+        *((chosen, "pegasus", {}) for chosen in ("list", "ensured", "tokens_only")),
+        ("by_stack", "marian", {**TWO_TABLES, "pre_norm": False}),
     ],
 )
 def test_new_tokens_learn_as_in_models_of_transformers(batch, chosen, name, fields):

@@ -237,7 +237,8 @@ def compile_everywhere(**settings: Any) -> CompileConfig:
 
 
 # Asked for attention weights, the decoder runs eager attention.
-@pytest.mark.parametrize("output_attentions", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("output_attentions", [False, True])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_generation_compiles_each_step_as_one_graph_and_once(tiny_model, batch, output_attentions):
     source = source_of(batch)

@@ -78,7 +78,7 @@ SEARCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy_learned": (LEARNED_13, {"num_beams": 1, "max_length": 13, "suppress_tokens": [2]}),
     "beam_learned": (LEARNED_13, {"num_beams": 3, "max_length": 13, "suppress_tokens": [2]}),
 }
-SLOW_SEARCHES = ("several", "two_ends", "of_transformers")
+QUICK_SEARCHES = ("greedy_with_constraints", "beam_learned")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def sources(batch: Batch) -> Batch:
 @pytest.mark.parametrize(
     ("changes", "search"),
     [
-        pytest.param(*case, marks=pytest.mark.slow if name in SLOW_SEARCHES else (), id=name)
+        pytest.param(*case, marks=() if name in QUICK_SEARCHES else pytest.mark.slow, id=name)
         for name, case in SEARCHES.items()
     ],
 )
