@@ -24,7 +24,6 @@ from ..support.training_runs import SIZES, assert_same_weights, read_json
 SOURCES = ["zwei", "drei", "vier", "fünf", "zwei drei", "vier fünf", "drei vier", "fünf"]
 REFERENCES = ["two", "three", "four", "five", "two three", "four five", "three four", "five"]
 PAIRS = ("student_sources.txt", "student_targets.txt")
-RECORD = "outputs.txt.job.json"
 FILES = ("sources.txt", "references.txt", "outputs.txt", *PAIRS)
 
 
@@ -214,18 +213,6 @@ def test_interrupted_teacher_continues(distil, whole, tmp_path, monkeypatch, no_
     assert_same_outputs(tmp_path / "out", whole)
 
 
-def test_complete_outputs_are_not_translated_again(distil, whole, tmp_path, no_model, no_training):
-    folder = tmp_path / "out" / "teacher"
-    shutil.copytree(whole / "teacher", folder)
-    # Killed before the record said that the outputs are complete.
-    file = folder / RECORD
-    file.write_text(json.dumps({**read_json(file), "output": {}}))
-
-    assert distil().status == 0
-
-    assert_same_outputs(tmp_path / "out", whole)
-
-
 def killed(args, state):
     if state.global_step == 2:
         raise RuntimeError("killed")
@@ -294,16 +281,6 @@ def test_changed_outputs_are_refused(distil, tmp_path, no_training):
 
     outputs.unlink()
     assert distil().status == 0
-
-
-def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "out")
-
-    assert_refused(distil("--targets", "both"), "--targets was ")
-
-    assert pairs_of(tmp_path / "out") == pairs_of(whole)
-    # The size of the teacher's batches is free.
-    assert distil("--teacher_max_tokens_per_batch", 64, "--max_steps", 3).status == 0
 
 
 def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):

@@ -1,7 +1,6 @@
 """What the commands write, and what becomes of it when something goes wrong."""
 
 import io
-import os
 import shutil
 import sys
 
@@ -76,25 +75,6 @@ def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path
     assert whole.startswith(content)
     assert run(*argv, "--output", out, "--resume")[0] == 0
     assert out.read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    "argv",
-    ["translate --input a", "evaluate --hypotheses a --test a b", "attention --alignments a b"],
-)
-def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, write, argv):
-    words = [write(word, *LINES) if word in ("a", "b") else word for word in argv.split()]
-    words += [] if "evaluate" in words else ["--model", model]
-    stdout_to(os.open("/dev/full", os.O_WRONLY))
-
-    status, _, err = run(*words)
-
-    others = ("cut off", "torch translates")
-    lines = [line for line in err.split("\n") if not any(map(line.__contains__, others))]
-    assert status == 2
-    assert lines[0].startswith("vanilla-transformer: ")
-    assert "No space left on device" in lines[0]
-    assert lines[1:] == [""]
 
 
 # Lines that are done before something goes wrong

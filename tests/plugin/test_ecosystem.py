@@ -1,16 +1,13 @@
 """PEFT, resized vocabularies, sharded and offloaded weights, export: as users know them."""
 
 import copy
-import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
@@ -226,38 +223,13 @@ def test_resized_model_loads_trains_and_generates_with_its_new_tokens(batch, tmp
     assert loaded.lm_head.weight.grad[39].any()
 
 
-def tensors_of_shards(folder: Path) -> list[str]:
-    names = []
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            names += file.keys()
-    return names
-
-
-@both_ties
-def test_sharded_folder_holds_each_tensor_once_and_loads(batch, tmp_path, tied):
-    model = build_variant(tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) > 2
-    assert sorted(tensors_of_shards(tmp_path)) == sorted(
-        name for name, _ in model.named_parameters()
-    )
-    for auto_class in (Model, AutoModelForSeq2SeqLM):
-        loaded = auto_class.from_pretrained(tmp_path)
-        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
-
-
 # The map names the table of each stack; accelerate knows a module that is shared by one name only.
 @pytest.mark.filterwarnings("ignore:The following device_map keys do not match:UserWarning")
 # Transformers 5.17 asks the weights, which have no place of their own, where inputs belong.
 @pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids`:UserWarning")
-@both_ties
 @pytest.mark.parametrize("bytes_in_memory", [0, 60_000])
-def test_weights_on_disk_give_the_same_results(batch, tmp_path, tied, bytes_in_memory):
-    model = build_variant(tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path / "model")
+def test_weights_on_disk_give_the_same_results(tiny_model, batch, tmp_path, bytes_in_memory):
+    tiny_model.save_pretrained(tmp_path / "model")
 
     offloaded = AutoModelForSeq2SeqLM.from_pretrained(
         tmp_path / "model",
@@ -268,9 +240,9 @@ def test_weights_on_disk_give_the_same_results(batch, tmp_path, tied, bytes_in_m
 
     assert offloaded.model.decoder.layers[0].fc1.weight.is_meta
     assert offloaded.model.shared.weight.is_meta == (bytes_in_memory == 0)
-    torch.testing.assert_close(offloaded(**batch).logits, model(**batch).logits)
+    torch.testing.assert_close(offloaded(**batch).logits, tiny_model(**batch).logits)
     settings = {"num_beams": 2, "max_new_tokens": 6}
     assert torch.equal(
         offloaded.generate(**source_of(batch), **settings),
-        model.generate(**source_of(batch), **settings),
+        tiny_model.generate(**source_of(batch), **settings),
     )

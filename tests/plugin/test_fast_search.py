@@ -166,18 +166,6 @@ def test_sentences_leave_the_batch_when_they_have_ended(tiny_model, sentences, n
     assert steps <= len(rows) <= most_steps
 
 
-def test_beams_share_the_keys_and_values_of_their_source(tiny_model, sentences):
-    shapes = []
-    attention = tiny_model.model.decoder.layers[0].encoder_attn
-    observe(attention.kv_proj, lambda _, output: shapes.append(output.shape))
-    observe(attention.q_proj, lambda _, output: shapes.append(output.shape))
-
-    generate(tiny_model, sentences, num_beams=4, max_length=3)
-
-    # Queries of the start token, keys and values once, queries of four hypotheses each.
-    assert [tuple(shape[:2]) for shape in shapes] == [(14, 1), (14, 12), (14, 4)]
-
-
 def test_memory_of_past_targets_grows_with_them(monkeypatch, tiny_model, sentences):
     # Encodings of 66 positions are computed at once.
     search = {"num_beams": 3, "max_length": 70, "suppress_tokens": [2]}

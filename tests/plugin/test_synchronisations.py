@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.search import Search
 
@@ -103,23 +102,6 @@ def test_searches_of_a_gpu_find_what_those_of_a_cpu_find(sources, changes, searc
 
     with pretended_device():
         found = move(model).generate(**put(sources), **search)
-
-        assert found.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_each_sentence_of_a_gpu_ends_at_a_limit_of_its_own(tiny_model, sources, num_beams):
-    limits = torch.arange(len(sources["input_ids"])) + 1
-    expected = tiny_model.generate(
-        **sources, num_beams=num_beams, stopping_criteria=[SourceLengthLimit(limits)]
-    )
-
-    with pretended_device():
-        found = move(tiny_model).generate(
-            **put(sources),
-            num_beams=num_beams,
-            stopping_criteria=[SourceLengthLimit(put({"limits": limits})["limits"])],
-        )
 
         assert found.tolist() == expected.tolist()
 
