@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from vanilla_transformer import VanillaTransformerConfig
+    from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
 
     from .models import Batch, Model
 
@@ -73,6 +73,16 @@ def pytest_collection_finish() -> None:
         training.plot_curves = lambda *_: None
     if reports := sys.modules.get("vanilla_transformer_tools.training.reports"):
         reports.TRIED_BATCHES = 2
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> "VanillaTransformerTokenizer":
+    """Letters, as many as the tiny model has entries."""
+    from vanilla_transformer import VanillaTransformerTokenizer
+
+    return VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from generation import (
     load,
     prepare,
 )
-from vanilla_transformer import VanillaTransformerTokenizer
 
 from ..models import build_variant
 from ..support.documents import ROOT
@@ -32,12 +31,11 @@ def measure_at_once(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tokenizer, tmp_path_factory):
     """A saved model with random parameters and a tokenizer of its size."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     build_variant().save_pretrained(folder)
-    letters = "abcdefghijklmnopqrstuvwxyz .,!?-'"
-    VanillaTransformerTokenizer.train([letters], vocab_size=37, kind="char").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

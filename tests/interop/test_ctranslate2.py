@@ -29,13 +29,6 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1}
 BYTES |= {"int8_float32": 1, "int8_float16": 1, "int8_bfloat16": 1}
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return VanillaTransformerTokenizer.train(
-        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
-    )
-
-
 def settle(model):
     """Makes `<pad>` and `<s>` next to impossible, as in a trained model.
 

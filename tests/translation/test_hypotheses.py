@@ -20,22 +20,6 @@ LINES = [
 ]
 
 
-def test_alternatives_are_the_next_best(tiny_model, tokenizer, build):
-    translator = build(num_beams=3, num_hypotheses=3, scores=True)
-
-    results = list(translator.translate(LINES))
-
-    for line, result in zip(LINES, results, strict=True):
-        group = [result, *result.alternatives]
-        assert len(group) == 3
-        scores = [one.score for one in group]
-        assert scores == sorted(scores, reverse=True)
-        assert len(set(scores)) == (3 if line.strip() else 1)
-    plain = list(build(num_beams=3).translate(LINES))
-    assert [result.text for result in results] == [result.text for result in plain]
-    assert {result.score for result in plain} == {None}
-
-
 def test_details_belong_to_their_line_and_rank(build, tokenizer):
     translator = build(num_beams=3, num_hypotheses=2, details=True)
 
