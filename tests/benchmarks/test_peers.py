@@ -155,6 +155,7 @@ def test_all_toolkits_read_the_same_pieces(prepared, tmp_path):
     assert (tmp_path / "first.de").read_text("utf-8") == lines[1][0] + "\n"
 
 
+@pytest.mark.slow
 def test_checkpoint_is_scored_a_report_later_with_the_clock_halted(job):
     # Writes each checkpoint only after it has reported.
     program = """
