@@ -16,7 +16,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     fast_search_vanilla_transformer,
 )
-from vanilla_transformer.fast_search_vanilla_transformer import IncrementalDecoder
+from vanilla_transformer.fast_search_vanilla_transformer import Beam, IncrementalDecoder
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
 from vanilla_transformer.modeling_vanilla_transformer import Decoder
@@ -380,6 +380,28 @@ def test_model_in_training_mode_drops_out(tiny_config, batch, num_beams):
 
     in_evaluation = generate(model.eval(), source_of(batch), num_beams=num_beams)
     assert found.tolist() != in_evaluation.tolist()
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "best", "goes_on"),
+    [
+        (False, 2.0, -8.0, False),
+        ("never", 2.0, -8.0, True),
+        ("never", 2.0, -101.0, False),
+        ("never", -1.0, -0.4, True),
+        (True, 2.0, -0.1, False),
+    ],
+)
+def test_beam_goes_on_while_something_better_may_come(
+    early_stopping, length_penalty, best, goes_on
+):
+    # One output has finished with rank -1; the best that goes on has two tokens, and ten at most.
+    beam = Beam(10, 1, length_penalty, early_stopping, longest=10)
+    beam.tokens, beam.finished = [[7]], [(-1.0, [5, 2])]
+
+    beam.advance([best, best - 1], [8, 9], [0, 0], {2})
+
+    assert beam.done is not goes_on
 
 
 def logits_at_once(model: Model, targets: Tensor) -> Tensor:

@@ -193,6 +193,7 @@ def test_generation_goes_on_from_a_filled_cache(tiny_model, batch, kind, masked)
     expected = tiny_model.generate(**source, min_new_tokens=8, max_new_tokens=8)
 
     start = tiny_model.generate(**source, past_key_values=cache, min_new_tokens=3, max_new_tokens=3)
+    assert cache.get_seq_length() == start.shape[1] - 1
     calls = record_calls(tiny_model, "lm_head")
     mask = {"decoder_attention_mask": torch.ones_like(start)} if masked else {}
     whole = tiny_model.generate(
