@@ -4,11 +4,8 @@ import pytest
 
 import generation
 from generation import (
-    Task,
     cells,
     check_same_outputs,
-    load,
-    prepare,
 )
 
 from ..models import build_variant
@@ -16,12 +13,6 @@ from ..support.documents import ROOT
 from ..support.scripts import run_script
 
 END = 2
-SOURCES = [
-    [17, 5, 9, 30, END],
-    [13, END],
-    [8, 21, 36, 4, 11, 26, END],
-    [6, 33, 19, END],
-]
 LINES = ["a dog runs", "a man sleeps", "two women are reading a long book", "nobody"]
 
 
@@ -37,25 +28,6 @@ def folder(tokenizer, tmp_path_factory):
     build_variant().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def contenders(folder):
-    folders = prepare(folder, ["vanilla", "inherited", "m2m100"], [], folder.parent)
-    return load(folders, "float32")
-
-
-def task(num_beams, is_forced=False):
-    return Task([SOURCES[:3], SOURCES[3:]], 12, is_forced, num_beams)
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_forced_outputs_have_the_limit_as_length(contenders, num_beams):
-    for contender in contenders.values():
-        _, outputs = contender.run(task(num_beams, is_forced=True))
-
-        assert [len(output) for output in outputs] == [12] * 4
-        assert not any(END in output for output in outputs)
 
 
 def test_cells_have_the_speed_against_m2m100_and_what_is_the_same():

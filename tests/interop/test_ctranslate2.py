@@ -218,12 +218,6 @@ def test_forced_prefix_is_followed_as_by_torch(model, export, num_beams):
     assert {len(tokens) == 2 for tokens in outputs} == {False, True}
 
 
-def test_limit_counts_the_prefix_and_leaves_room_for_one_token(model, export):
-    results = run(export(model), prefix_length=2, limits=[1] * len(SOURCES))
-
-    assert {len(found[0].tokens) + (not found[0].reached_limit) for found in results} == {3}
-
-
 def test_sampling_from_the_likeliest_token_is_greedy_search(model, export):
     engine = export(model)
 

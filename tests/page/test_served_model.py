@@ -72,25 +72,6 @@ def test_every_choice_reaches_the_search(model):
     )
 
 
-def test_translations_are_those_of_a_translator_with_details(model, tokenizer):
-    lines = ["ein hund", "", "ja"]
-    translator = Translator(
-        model.translator.engine.model,
-        tokenizer,
-        num_beams=3,
-        length_penalty=0.5,
-        scores=True,
-        details=True,
-    )
-
-    found = list(model.translate(lines, Choices(num_beams=3, length_penalty=0.5)))
-
-    assert [each.text for each in found] == [each.text for each in translator.translate(lines)]
-    assert found[1].text == ""
-    assert len(found[0].tokens) == len(found[0].token_scores) > 0
-    assert len(model.labels(found[0])) == len(found[0].tokens)
-
-
 def test_other_readers_get_their_turn_between_parts_of_a_file(model, monkeypatch):
     parts = []
 
