@@ -176,6 +176,23 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """By name: folders of a pretrained model and of what it became here; no test changes them."""
+    from vanilla_transformer_tools.interop.importing import import_model
+
+    from .support.pretrained import save_pretrained_model
+
+    @cache
+    def make(name: str) -> tuple[Path, Path]:
+        root = tmp_path_factory.mktemp(name)
+        source = save_pretrained_model(name, root / "source")
+        import_model(str(source), root / "imported")
+        return source, root / "imported"
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """A browser for all tests; each opens a page of its own."""
     from .support.browser import open_browser

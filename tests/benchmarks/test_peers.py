@@ -4,11 +4,9 @@ import ast
 import math
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 import yaml
@@ -63,35 +61,6 @@ def prepared(tmp_path, monkeypatch):
         return peers.prepare(tmp_path, files, files, max_pairs)
 
     return prepare
-
-
-def test_speeds_are_compared_with_the_first_and_memory_is_the_most(tmp_path, capsys):
-    epochs = {
-        "joeynmt": [],
-        "vanilla": [(2.0, 100_000_000), (4.0, 100_000_000), (2.0, 300_000_000)],
-        "eole": [(8.0, 700_000_000), (4.0, 600_000_000), (2.0, 600_000_000)],
-    }
-
-    def job(name, folder, updates):
-        def second_report():
-            if not epochs[name]:
-                raise RuntimeError("It is not there.")
-            return epochs[name].pop(0)
-
-        assert updates == {"vanilla": 7}.get(name, 5)
-        return SimpleNamespace(second_report=second_report)
-
-    text = SimpleNamespace(folder=tmp_path, lengths=np.array([1200]), updates={False: 5, True: 7})
-
-    peers.speed_rows(peers.Report(), text, {name: partial(job, name) for name in epochs}, 3)
-
-    printed = capsys.readouterr()
-    assert printed.out.splitlines() == [
-        "| joeynmt | failed | - | - | - |",
-        "| vanilla | 600 | 300-600 | 1.00 | 300 |",
-        "| eole | 300 | 150-600 | 0.50 | 700 |",
-    ]
-    assert "joeynmt failed. It is not there." in printed.err
 
 
 @pytest.mark.parametrize("name", ["joeynmt", "eole", "opennmt", "m2m100"])

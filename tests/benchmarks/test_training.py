@@ -1,7 +1,6 @@
-"""`benchmarks/training.py`: the table, and what is the same for all contenders."""
+"""`benchmarks/training.py`: what its cells count, and what is the same for all contenders."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from transformers import BatchEncoding
 
 import neighbours
 import training
-from lab import Memory
 from neighbours import Training, build, training_flops
 
 from ..models import build_variant
@@ -54,46 +52,6 @@ def test_state_is_four_numbers_of_four_bytes_for_each_trained_parameter():
 
     trained = sum(p.numel() for p in make().model.parameters() if p.requires_grad)
     assert neighbours._run_steps(make) == 16 * trained
-
-
-def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, capsys):
-    class Fake:
-        cut = (BATCH,)
-        model = SimpleNamespace(config=None)
-
-        def __init__(self, name, size, *_):
-            assert size == "tiny"
-            self.name = name
-            self.seconds = {"vanilla": [9.0, 1.0, 1.0], "m2m100": [1.0, 2.0, 4.0]}[name]
-
-        def run(self):
-            return self.seconds.pop(0)
-
-        def estimate(self):
-            return 9_000_000 if self.name == "vanilla" else None
-
-    def measure(_, make, name, *__):
-        assert make is Fake
-        return Memory(1_000_000, {"vanilla": 8_000_000, "m2m100": 5_000_000}[name], 3_000_000)
-
-    monkeypatch.setattr(training, "contender", Fake)
-    monkeypatch.setattr(training, "batches", lambda *_: [BATCH])
-    monkeypatch.setattr(neighbours, "measure_alone", measure)
-    monkeypatch.setattr(neighbours, "training_flops", lambda *_: 6 * 10**12)
-    argv = ["training.py", "--corpus", "a", "b", "--sizes", "tiny", "--dtypes", "float32"]
-    argv += ["--models", "vanilla", "m2m100", "--rounds", "2"]
-    monkeypatch.setattr(sys, "argv", argv)
-
-    training.main()
-
-    _, title, _, header, _, *rows = capsys.readouterr().out.splitlines()
-    assert "8 tokens in 1 batches, 33.3 % padding" in title
-    assert header == f"| {' | '.join(neighbours.TRAINING_COLUMNS)} |"
-    assert rows == [
-        "| vanilla | 8 | 8-8 | 1.00 | 6 | 1.00 | 4 | 3 | 8 | 1 | 9 |",
-        # A third of the speed, and a quarter of the memory.
-        "| m2m100 | 3 | 2-4 | 0.33 | 2 | 0.25 | 1 | 3 | 5 | 1 | - |",
-    ]
 
 
 @pytest.mark.slow

@@ -11,14 +11,12 @@ from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.training import recipe
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.translation import Translation, Translator
 
 from ..models import interrupted_after, save_small_model
-from ..support.pretrained import save_pretrained_model
 from ..support.training_runs import SIZES, assert_same_weights, read_json
 
 SOURCES = ["zwei", "drei", "vier", "fünf", "zwei drei", "vier fünf", "drei vier", "fünf"]
@@ -321,12 +319,10 @@ def test_word_level_teachers_must_have_the_tokenizer_of_the_student(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module")
-def multilingual(tmp_path_factory):
+@pytest.fixture
+def multilingual(pretrained):
     """A teacher that names the languages of both sides."""
-    root = tmp_path_factory.mktemp("teacher")
-    import_model(str(save_pretrained_model("nllb", root / "nllb")), root / "imported")
-    return root / "imported"
+    return pretrained("nllb")[1]
 
 
 def test_student_has_the_languages_of_a_teacher_whose_tokenizer_it_takes(

@@ -8,14 +8,13 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.sharing.push import _shared_files
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_codes
 from vanilla_transformer_tools.translation import Search, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import cut_line
 
-from ..support.pretrained import BUILD, GERMAN, save_pretrained_model
+from ..support.pretrained import BUILD, GERMAN
 
 LINES = GERMAN[5:400:140]
 EXTRA = 6
@@ -28,20 +27,9 @@ CODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Folder of a pretrained model and of what it became, made when it is asked for."""
-    made: dict[str, tuple[str, str]] = {}
-
-    def find(name: str) -> tuple[str, str]:
-        if name not in made:
-            root: Path = tmp_path_factory.mktemp(name)
-            source = save_pretrained_model(name, root / "source")
-            import_model(str(source), root / "imported")
-            made[name] = str(source), str(root / "imported")
-        return made[name]
-
-    return find
+@pytest.fixture
+def folders(pretrained):
+    return lambda name: tuple(map(str, pretrained(name)))
 
 
 def languages_of(name):
