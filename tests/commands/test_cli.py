@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
@@ -17,6 +18,14 @@ from vanilla_transformer_tools.files import read_lines
 from .conftest import Outcome
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with 25 pairs of number words to test on."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, train=1, validation=1, test=25)
+    return folder
 
 
 def pair(corpus: Path, split: str) -> list[Path]:
