@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Spares tests what takes longer than they do: collections, templates, pictures, YAML."""
+    """Spares tests what takes longer than they do: collections, templates, pictures."""
     gc.freeze()
     gc.enable()
     if memory := sys.modules.get("accelerate.utils.memory"):
@@ -73,8 +73,6 @@ def pytest_collection_finish() -> None:
         training.plot_curves = lambda *_: None
     if reports := sys.modules.get("vanilla_transformer_tools.training.reports"):
         reports.TRIED_BATCHES = 2
-    if declarations := sys.modules.get("vanilla_transformer_tools.interop.declarations"):
-        declarations.Declaration.of = cache(declarations.Declaration.of)
 
 
 @pytest.fixture(scope="session")
