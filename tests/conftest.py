@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from vanilla_transformer import VanillaTransformerConfig
+    from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
 
     from .models import Batch, Model
 
@@ -62,13 +62,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Spares runs what takes longer than they do: accelerate's collection, a card's template."""
+    """Spares tests what takes longer than they do: collections, templates, pictures."""
     gc.freeze()
     gc.enable()
     if memory := sys.modules.get("accelerate.utils.memory"):
         memory.gc = SimpleNamespace(collect=lambda: None)
     if jinja2 := sys.modules.get("jinja2"):
         jinja2.Environment.compile = cache(jinja2.Environment.compile)
+    if training := sys.modules.get("vanilla_transformer_tools.training.run"):
+        training.plot_curves = lambda *_: None
+    if reports := sys.modules.get("vanilla_transformer_tools.training.reports"):
+        reports.TRIED_BATCHES = 2
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> "VanillaTransformerTokenizer":
+    """Letters, as many as the tiny model has entries."""
+    from vanilla_transformer import VanillaTransformerTokenizer
+
+    return VanillaTransformerTokenizer.train(
+        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
+    )
 
 
 @pytest.fixture
@@ -156,11 +170,26 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     from number_words import write_corpus
 
-    from .support.training_runs import VALIDATION_LINES
-
     folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder, train=300, validation=VALIDATION_LINES, test=1)
+    write_corpus(folder, train=300, validation=20, test=1)
     return folder
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """By name: folders of a pretrained model and of what it became here; no test changes them."""
+    from vanilla_transformer_tools.interop.importing import import_model
+
+    from .support.pretrained import save_pretrained_model
+
+    @cache
+    def make(name: str) -> tuple[Path, Path]:
+        root = tmp_path_factory.mktemp(name)
+        source = save_pretrained_model(name, root / "source")
+        import_model(str(source), root / "imported")
+        return source, root / "imported"
+
+    return make
 
 
 @pytest.fixture(scope="session")

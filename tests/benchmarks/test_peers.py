@@ -4,11 +4,9 @@ import ast
 import math
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 import yaml
@@ -63,46 +61,6 @@ def prepared(tmp_path, monkeypatch):
         return peers.prepare(tmp_path, files, files, max_pairs)
 
     return prepare
-
-
-def test_speeds_are_compared_with_the_first_and_memory_is_the_most(tmp_path, capsys):
-    epochs = {
-        "joeynmt": [],
-        "vanilla": [(2.0, 100_000_000), (4.0, 100_000_000), (2.0, 300_000_000)],
-        "eole": [(8.0, 700_000_000), (4.0, 600_000_000), (2.0, 600_000_000)],
-    }
-
-    def job(name, folder, updates):
-        def second_report():
-            if not epochs[name]:
-                raise RuntimeError("It is not there.")
-            return epochs[name].pop(0)
-
-        assert updates == {"vanilla": 7}.get(name, 5)
-        return SimpleNamespace(second_report=second_report)
-
-    text = SimpleNamespace(folder=tmp_path, lengths=np.array([1200]), updates={False: 5, True: 7})
-
-    peers.speed_rows(peers.Report(), text, {name: partial(job, name) for name in epochs}, 3)
-
-    printed = capsys.readouterr()
-    assert printed.out.splitlines() == [
-        "| joeynmt | failed | - | - | - |",
-        "| vanilla | 600 | 300-600 | 1.00 | 300 |",
-        "| eole | 300 | 150-600 | 0.50 | 700 |",
-    ]
-    assert "joeynmt failed. It is not there." in printed.err
-
-
-def test_minutes_are_those_of_the_first_checkpoint_with_the_bleu():
-    scores = [(1.0, 200, 20.0, 10**8), (2.0, 400, 35.1, 2 * 10**8), (3.0, 600, 36.0, 10**9)]
-
-    def cells(goal, limit):
-        return peers.minutes_cells(SimpleNamespace(scores=lambda: iter(scores)), goal, limit)
-
-    assert peers.TIME[1:5] == ("minutes", "updates", "BLEU", "memory, MB")
-    assert cells(35, 60) == ["2.0", "400", "35.1", "200"]
-    assert cells(40, 3) == ["more than 3.0", "600", "36.0", "1,000"]
 
 
 @pytest.mark.parametrize("name", ["joeynmt", "eole", "opennmt", "m2m100"])
@@ -166,22 +124,7 @@ def test_all_toolkits_read_the_same_pieces(prepared, tmp_path):
     assert (tmp_path / "first.de").read_text("utf-8") == lines[1][0] + "\n"
 
 
-def test_start_and_first_epoch_do_not_count_and_children_do(job):
-    # The child waits for input that does not come.
-    child = "data = b'x' * 10**8; print('step'); import sys; sys.stdin.read()"
-    program = f"""
-import os, subprocess, sys, time
-time.sleep(0.5)
-print('step')
-time.sleep(0.2)
-subprocess.run([sys.executable, '-uc', {child!r}], stdin=os.pipe()[0])
-"""
-    seconds, peak = job(program).second_report()
-
-    assert 0.2 < seconds < 0.5
-    assert 1e8 < peak < 2e8
-
-
+@pytest.mark.slow
 def test_checkpoint_is_scored_a_report_later_with_the_clock_halted(job):
     # Writes each checkpoint only after it has reported.
     program = """

@@ -1,7 +1,6 @@
-"""`benchmarks/training.py`: the table, and what is the same for all contenders."""
+"""`benchmarks/training.py`: what its cells count, and what is the same for all contenders."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from transformers import BatchEncoding
 
 import neighbours
 import training
-from lab import Memory
 from neighbours import Training, build, training_flops
 
 from ..models import build_variant
@@ -46,13 +44,6 @@ def test_flops_are_those_that_torch_counts():
     assert training_flops(model.config, [batch]) == 3 * counter.get_total_flops()
 
 
-def test_round_updates_the_weights_once_for_each_batch():
-    trained = Training(build("vanilla", **SIZES), [BATCH, BATCH])
-
-    assert trained.run() > 0
-    assert {int(state["step"]) for state in trained.optimizer.state.values()} == {2}
-
-
 def test_state_is_four_numbers_of_four_bytes_for_each_trained_parameter():
     def make():
         model = build("vanilla", **SIZES)
@@ -61,46 +52,6 @@ def test_state_is_four_numbers_of_four_bytes_for_each_trained_parameter():
 
     trained = sum(p.numel() for p in make().model.parameters() if p.requires_grad)
     assert neighbours._run_steps(make) == 16 * trained
-
-
-def test_each_contender_has_a_row_with_its_own_speed_and_memory(monkeypatch, capsys):
-    class Fake:
-        cut = (BATCH,)
-        model = SimpleNamespace(config=None)
-
-        def __init__(self, name, size, *_):
-            assert size == "tiny"
-            self.name = name
-            self.seconds = {"vanilla": [9.0, 1.0, 1.0], "m2m100": [1.0, 2.0, 4.0]}[name]
-
-        def run(self):
-            return self.seconds.pop(0)
-
-        def estimate(self):
-            return 9_000_000 if self.name == "vanilla" else None
-
-    def measure(_, make, name, *__):
-        assert make is Fake
-        return Memory(1_000_000, {"vanilla": 8_000_000, "m2m100": 5_000_000}[name], 3_000_000)
-
-    monkeypatch.setattr(training, "contender", Fake)
-    monkeypatch.setattr(training, "batches", lambda *_: [BATCH])
-    monkeypatch.setattr(neighbours, "measure_alone", measure)
-    monkeypatch.setattr(neighbours, "training_flops", lambda *_: 6 * 10**12)
-    argv = ["training.py", "--corpus", "a", "b", "--sizes", "tiny", "--dtypes", "float32"]
-    argv += ["--models", "vanilla", "m2m100", "--rounds", "2"]
-    monkeypatch.setattr(sys, "argv", argv)
-
-    training.main()
-
-    _, title, _, header, _, *rows = capsys.readouterr().out.splitlines()
-    assert "8 tokens in 1 batches, 33.3 % padding" in title
-    assert header == f"| {' | '.join(neighbours.TRAINING_COLUMNS)} |"
-    assert rows == [
-        "| vanilla | 8 | 8-8 | 1.00 | 6 | 1.00 | 4 | 3 | 8 | 1 | 9 |",
-        # A third of the speed, and a quarter of the memory.
-        "| m2m100 | 3 | 2-4 | 0.33 | 2 | 0.25 | 1 | 3 | 5 | 1 | - |",
-    ]
 
 
 @pytest.mark.slow
@@ -119,36 +70,3 @@ def test_models_train_on_random_tokens_in_float32_and_compiled(monkeypatch, caps
     names = [line.split(" | ")[0] for line in lines if line.count(" | ") == 10]
     assert names == ["| model", "| ---", "| vanilla", "| m2m100", "| vanilla, compiled"]
     assert any(line.startswith("| gaps |") for line in lines)
-
-
-def test_sizes_of_heads_are_multiples_of_the_default():
-    wide, default = (
-        training.contender(name, "tiny", 50, [BATCH]).model.config
-        for name in ("d_k doubled", "default")
-    )
-
-    assert wide.d_k == 2 * default.d_model // default.encoder_attention_heads
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "products"),
-        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
-        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<...>", "loss"),
-        ("at::native::multi_tensor_apply_kernel<...FusedAdamMathFunctor>", "optimizer"),
-        ("void at::native::elementwise_kernel<CUDAFunctor_add>", "pointwise and sums"),
-    ],
-)
-def test_kernels_belong_to_their_kind(name, kind):
-    assert training.kind_of(name) == kind
-
-
-def test_shares_of_a_call_add_up_with_gaps():
-    left = torch.randn(400, 400)
-
-    found = training.shares(lambda: left @ left)
-
-    total = found.pop("all")
-    assert max(found.keys() - {"gaps"}, key=found.get) == "products"
-    assert sum(found.values()) >= total

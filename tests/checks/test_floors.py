@@ -57,21 +57,7 @@ def test_arrow_up_is_found_however_it_is_written(tmp_path, line):
     ]
 
 
-def test_circle_is_found(tmp_path):
-    write(tmp_path, "text/filters.py", "from .batches import cut")
-    write(tmp_path, "text/batches.py", "from .filters import drop")
-
-    assert "vanilla_transformer_tools.text.filters" in circle(module_graph(tmp_path))
-    assert circle(room_graph(module_graph(tmp_path))) == []
-
-
 def write(source: Path, name: str, text: str) -> None:
     file = source / "vanilla_transformer_tools" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
-
-
-def test_rooms_of_one_floor_do_not_import_each_other():
-    text, translation = "vanilla_transformer_tools.text", "vanilla_transformer_tools.translation"
-
-    assert wrong_arrows({text: {translation}}) == [f"{text} imports {translation}"]

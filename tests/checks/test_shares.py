@@ -3,8 +3,6 @@
 import os
 from types import SimpleNamespace
 
-import pytest
-
 from ..conftest import pytest_collection_modifyitems
 
 
@@ -22,18 +20,6 @@ def run(long_lists: str, files: str) -> list[str]:
     hook = SimpleNamespace(pytest_deselected=lambda items: None)
     pytest_collection_modifyitems(SimpleNamespace(getoption=options.get, hook=hook), items)
     return [item.name for item in items]
-
-
-@pytest.mark.parametrize(
-    ("long_lists", "files", "left"),
-    [
-        ("1/1", "2/2", ["two long 0", "two long 1", "two long 2", "two long 3", "two short 0"]),
-        ("2/3", "1/2", ["one long 1", "one short 0"]),
-        ("1/3", "1/2", ["one long 0", "one long 3", "one short 0"]),
-    ],
-)
-def test_a_share_has_cases_of_long_lists_and_files(long_lists, files, left):
-    assert run(long_lists, files) == left
 
 
 def test_shares_together_are_everything():

@@ -38,14 +38,6 @@ def test_page_is_the_default(run):
     assert '"kind":"decoder","layer":2,"head":1' in page
 
 
-def test_own_translation_is_shown_without_a_target(run):
-    _, out, _ = run("--output", "own.html", "--num_beams", "1", "ein hund")
-
-    translation = out.removeprefix("own.html: ein hund -> ").rstrip("\n")
-    assert translation
-    assert translation != out
-
-
 def test_picture_is_of_the_layer_head_and_kind_asked_for(run, monkeypatch):
     drawn = []
 

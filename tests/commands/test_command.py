@@ -2,10 +2,8 @@
 
 import io
 import os
-import re
 import subprocess
 import sys
-from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +15,7 @@ from vanilla_transformer_tools.commands import command as commands
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.outputs import opened_output
 from vanilla_transformer_tools.files import looks_like_a_path
-from vanilla_transformer_tools.settings import TrainSettings, TranslateSettings
+from vanilla_transformer_tools.settings import TranslateSettings
 
 
 @pytest.mark.parametrize(
@@ -36,32 +34,6 @@ def test_path_is_distinguished_from_a_name_on_the_hub(name, is_path, tmp_path, m
     (tmp_path / "runs").mkdir()
 
     assert looks_like_a_path(name) == is_path
-
-
-def test_help_of_train_groups_its_options(run):
-    titles = re.findall(r"^(\w[\w -]*):$", run("train", "--help").out, re.MULTILINE)
-
-    assert titles == [
-        *("options", "data", "filters", "vocabulary", "model", "batches and updates"),
-        *("length of the run", "fine-tuning", "evaluation", "model card", "example"),
-    ]
-
-
-def test_every_option_of_a_run_is_in_a_group_with_its_default_last():
-    for each in fields(TrainSettings):
-        before, default, value = each.metadata["help"].rpartition("Default: ")
-        assert each.metadata["group"], each.name
-        # What follows is the default alone: one sentence.
-        assert not default or (before.endswith((". ", ") ")) and ". " not in value), each.name
-
-
-def test_help_shows_defaults_that_are_values(run):
-    text = " ".join(run("translate", "--help").out.split())
-
-    assert "from all. (default: 0)" in text
-    assert "(default: 1.0)" in text
-    for nothing in ("", "None", "False", "[]"):
-        assert f"(default: {nothing})" not in text
 
 
 def test_process_group_ends_with_the_command():

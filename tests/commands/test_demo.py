@@ -1,6 +1,5 @@
 """The command `demo`: what it serves, where, what it refuses, and how it ends."""
 
-import shutil
 import signal
 import socket
 import sys
@@ -49,15 +48,6 @@ def test_page_is_served_on_loopback_until_a_signal_comes(run, folder, served, mo
     assert list(page.models) == [folder.name]
     assert where == {"host": "127.0.0.1", "port": None, "share": False, "hosts": []}
     assert (status, out, last) == (0, "The page is at http://somewhere/\n", "closed")
-
-
-def test_option_given_twice_names_two_models(run, folder, served, tmp_path):
-    other = shutil.copytree(folder, tmp_path / "other")
-
-    run("demo", "--model", folder, "--model", other)
-
-    (page, _), _ = served
-    assert list(page.models) == [folder.name, "other"]
 
 
 @pytest.mark.slow

@@ -11,20 +11,17 @@ from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.training import recipe
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
 from vanilla_transformer_tools.translation import Translation, Translator
 
 from ..models import interrupted_after, save_small_model
-from ..support.pretrained import save_pretrained_model
 from ..support.training_runs import SIZES, assert_same_weights, read_json
 
 SOURCES = ["zwei", "drei", "vier", "fünf", "zwei drei", "vier fünf", "drei vier", "fünf"]
 REFERENCES = ["two", "three", "four", "five", "two three", "four five", "three four", "five"]
 PAIRS = ("student_sources.txt", "student_targets.txt")
-RECORD = "outputs.txt.job.json"
 FILES = ("sources.txt", "references.txt", "outputs.txt", *PAIRS)
 
 
@@ -214,18 +211,6 @@ def test_interrupted_teacher_continues(distil, whole, tmp_path, monkeypatch, no_
     assert_same_outputs(tmp_path / "out", whole)
 
 
-def test_complete_outputs_are_not_translated_again(distil, whole, tmp_path, no_model, no_training):
-    folder = tmp_path / "out" / "teacher"
-    shutil.copytree(whole / "teacher", folder)
-    # Killed before the record said that the outputs are complete.
-    file = folder / RECORD
-    file.write_text(json.dumps({**read_json(file), "output": {}}))
-
-    assert distil().status == 0
-
-    assert_same_outputs(tmp_path / "out", whole)
-
-
 def killed(args, state):
     if state.global_step == 2:
         raise RuntimeError("killed")
@@ -296,26 +281,10 @@ def test_changed_outputs_are_refused(distil, tmp_path, no_training):
     assert distil().status == 0
 
 
-def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "out")
-
-    assert_refused(distil("--targets", "both"), "--targets was ")
-
-    assert pairs_of(tmp_path / "out") == pairs_of(whole)
-    # The size of the teacher's batches is free.
-    assert distil("--teacher_max_tokens_per_batch", 64, "--max_steps", 3).status == 0
-
-
 def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):
     monkeypatch.setattr(Translator, "translate", lambda *_, **__: (Translation(" "),) * 8)
 
     assert_refused(distil(), "must translate at least one source, got 8 blank outputs")
-
-
-def test_cut_outputs_are_reported(distil, no_training):
-    outcome = distil("--teacher_max_extra_tokens", 0)
-
-    assert "translations were cut off at the length limit; see --teacher_max_extra_t" in outcome.err
 
 
 def test_folder_of_another_run_is_refused_before_the_teacher_is_loaded(distil, tmp_path, no_model):
@@ -350,12 +319,10 @@ def test_word_level_teachers_must_have_the_tokenizer_of_the_student(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module")
-def multilingual(tmp_path_factory):
+@pytest.fixture
+def multilingual(pretrained):
     """A teacher that names the languages of both sides."""
-    root = tmp_path_factory.mktemp("teacher")
-    import_model(str(save_pretrained_model("nllb", root / "nllb")), root / "imported")
-    return root / "imported"
+    return pretrained("nllb")[1]
 
 
 def test_student_has_the_languages_of_a_teacher_whose_tokenizer_it_takes(

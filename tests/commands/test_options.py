@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from number_words import write_corpus
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.distil import DistilSettings
 from vanilla_transformer_tools.commands.evaluate import _like
@@ -143,13 +142,6 @@ def test_train_takes_learning_rate_and_warm_up_of_the_preset(watch):
 OF_THE_CARD = {"language", "license", "dataset_tags"}
 # Only saved models have them; `training/pretrained` sees them there.
 OF_SAVED_MODELS = {"source_language", "target_language"}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder, train=60, validation=4, test=1)
-    return folder
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What the commands write, and what becomes of it when something goes wrong."""
 
 import io
-import os
 import shutil
 import sys
 
@@ -78,25 +77,6 @@ def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path
     assert out.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "argv",
-    ["translate --input a", "evaluate --hypotheses a --test a b", "attention --alignments a b"],
-)
-def test_full_standard_output_is_told_in_one_line(run, stdout_to, model, write, argv):
-    words = [write(word, *LINES) if word in ("a", "b") else word for word in argv.split()]
-    words += [] if "evaluate" in words else ["--model", model]
-    stdout_to(os.open("/dev/full", os.O_WRONLY))
-
-    status, _, err = run(*words)
-
-    others = ("cut off", "torch translates")
-    lines = [line for line in err.split("\n") if not any(map(line.__contains__, others))]
-    assert status == 2
-    assert lines[0].startswith("vanilla-transformer: ")
-    assert "No space left on device" in lines[0]
-    assert lines[1:] == [""]
-
-
 # Lines that are done before something goes wrong
 
 
@@ -151,12 +131,3 @@ def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, 
     assert (status, out.split("\n")) == (2, [*expected[4:7], ""])
     assert "there is not enough memory" in err
     assert "CUDA error: out of memory" in err
-
-
-def test_interrupt_is_not_taken_for_an_error(run, model, monkeypatch):
-    def translate_batch(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TorchEngine, "translate_batch", translate_batch)
-
-    assert run("translate", "--model", model, "", "ja")[:2] == (130, "")

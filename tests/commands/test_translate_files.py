@@ -66,13 +66,6 @@ def test_standard_input_that_is_no_text_is_refused(run):
     assert "'standard input' must be text, got gzip data. Unpack it first" in err
 
 
-def test_empty_file_gives_an_empty_file(run, tmp_path):
-    write(tmp_path / "in", [])
-
-    assert run("--input", tmp_path / "in", "--output", tmp_path / "out")[0] == 0
-    assert (tmp_path / "out").read_bytes() == b""
-
-
 def test_blank_ends_stay_and_change_nothing(run):
     ends = ["", " ", "    ", "\t", "\r", "\xa0", "\u3000", "\u200b", "\ufeff", " \u200d\u2060"]
     rng = random.Random(1)

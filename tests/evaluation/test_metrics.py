@@ -3,7 +3,6 @@ import math
 import sys
 from collections import Counter
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from vanilla_transformer_tools.evaluation.metrics import (
     format_scores,
 )
 from vanilla_transformer_tools.settings import METRIC_TITLES
-from vanilla_transformer_tools.training.trainer import scorer
 
 PREDICTIONS = ["A dog runs, quickly.", "Two men sit.", "The Cat sleeps on a mat."]
 REFERENCES = ["A dog is running, quickly.", "Two men sit.", "The cat sleeps on the mat."]
@@ -288,16 +286,6 @@ def test_interval_of_a_ratio_is_that_of_resampled_lines(many, name):
 
 
 # In training
-
-
-def test_scores_of_training_are_those_that_settings_name():
-    tokenizer = SimpleNamespace(pad_token_id=0, batch_decode=lambda ids, **_: ["a b", "c"])
-    score_ids = scorer(tokenizer, ["a b", "d"], "none", ["wer"])
-
-    scores = score_ids(SimpleNamespace(predictions=[[5], [6]]))
-
-    assert scores["wer"] == 50
-    assert "bleu" not in scores
 
 
 def test_ter_finds_the_words_of_chinese():

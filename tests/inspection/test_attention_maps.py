@@ -306,15 +306,6 @@ def test_picture_has_a_row_for_each_token_that_attends(figure, kind, read, writt
     assert drawn.get_suptitle() == attention.title(2, 1)
 
 
-def test_no_attention_is_white_even_beside_negative_weights(figure):
-    weights = torch.tensor([[[[-0.25, 0.5]]]])
-
-    drawn = figure(plot_attention, replace(attention_map("a", "bc"), weights=weights))
-
-    image = drawn.axes[0].images[0]
-    assert (image.get_cmap().name, image.get_clim()) == ("RdBu", (-0.5, 0.5))
-
-
 def test_pictures_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"\.png or \.svg file, got 'map\.pdf'"):
         plot_attention(attention_map("ab", "cd"), tmp_path / "map.pdf")

@@ -29,13 +29,6 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1}
 BYTES |= {"int8_float32": 1, "int8_float16": 1, "int8_bfloat16": 1}
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return VanillaTransformerTokenizer.train(
-        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
-    )
-
-
 def settle(model):
     """Makes `<pad>` and `<s>` next to impossible, as in a trained model.
 
@@ -223,12 +216,6 @@ def test_forced_prefix_is_followed_as_by_torch(model, export, num_beams):
     assert [tokens[:2] for tokens in outputs] == [[9 + index % 3, 11] for index in range(30)]
     # One may end directly behind the prefix, and another go on.
     assert {len(tokens) == 2 for tokens in outputs} == {False, True}
-
-
-def test_limit_counts_the_prefix_and_leaves_room_for_one_token(model, export):
-    results = run(export(model), prefix_length=2, limits=[1] * len(SOURCES))
-
-    assert {len(found[0].tokens) + (not found[0].reached_limit) for found in results} == {3}
 
 
 def test_sampling_from_the_likeliest_token_is_greedy_search(model, export):

@@ -236,17 +236,6 @@ def test_logits_of_an_older_checkpoint_are_those_of_fairseq(folder, tmp_path):
     assert_alike(original, model, tensors_of(original), Declaration.of("fairseq").weights)
 
 
-def test_folder_has_a_tokenizer_for_each_side(folder, tmp_path):
-    checkpoint(folder)
-
-    import_model(str(folder), tmp_path / "ours")
-
-    pair = TokenizerPair.from_pretrained(str(tmp_path / "ours"))
-    assert [len(pair.source), len(pair.target)] == [SOURCE_WORDS, TARGET_WORDS]
-    assert pair.source("dict.de0 dict.en0")["input_ids"] == [4, 3, END]
-    assert pair.target("dict.de0 dict.en0")["input_ids"] == [3, 4, END]
-
-
 def test_dictionary_is_read_as_fairseq_does(tmp_path):
     (tmp_path / "dict.de.txt").write_text(
         "ein@@ 9\n\u2581Hund 8\n, 7\n\u00e9 2\nmadeupword0000 0\n"

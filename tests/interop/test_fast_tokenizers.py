@@ -63,7 +63,7 @@ WITH_TAGS = [
 
 # The first two differ in tags only.
 @pytest.mark.parametrize(
-    ("name", "size"), [("marian", 30), ("marian_to_several", 300), ("m2m100", 300)]
+    ("name", "size"), [("marian", 30), ("marian_to_several", 150), ("m2m100", 150)]
 )
 def test_ids_are_those_of_the_slow_tokenizer(name, size, pairs):
     slow, pair = pairs(name)

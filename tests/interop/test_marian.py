@@ -39,7 +39,7 @@ from ..support.marian import (
     words,
     write_npz,
 )
-from ..support.pretrained import ENGLISH, GERMAN, PIECES, save_pretrained_model, train_pieces
+from ..support.pretrained import ENGLISH, GERMAN, PIECES, train_pieces
 
 SCORES = Path(__file__).with_name("marian_scores.json")
 LENGTHS = [4, 21, 101]
@@ -234,8 +234,8 @@ def test_bad_model_is_refused(fault, tmp_path, refused):
     assert not (tmp_path / "ours").exists()
 
 
-def test_model_of_transformers_says_whose_positions_it_has(tmp_path, capsys):
-    folder = save_pretrained_model("marian", tmp_path / "opus")
+def test_model_of_transformers_says_whose_positions_it_has(pretrained, tmp_path, capsys):
+    folder, _ = pretrained("marian")
     main(["import", str(folder), str(tmp_path / "theirs")])
     assert "positions as MarianMTModel computes them" in capsys.readouterr().out
     main(["import", str(folder), str(tmp_path / "ours"), "--positions", "marian"])
@@ -247,8 +247,8 @@ def test_model_of_transformers_says_whose_positions_it_has(tmp_path, capsys):
     assert ours.position_base == pytest.approx(10_000 ** (half / (half - 1)))
 
 
-def test_other_classes_have_no_positions_of_marian(tmp_path, refused):
-    folder = save_pretrained_model("bart", tmp_path / "bart")
+def test_other_classes_have_no_positions_of_marian(pretrained, tmp_path, refused):
+    folder, _ = pretrained("bart")
 
     told = refused("import", folder, tmp_path / "ours", "--positions", "marian")
 

@@ -1,6 +1,7 @@
 """A trimmed vocabulary: the same tokens, logits and translations where all tokens are kept."""
 
 import copy
+import functools
 import json
 
 import pytest
@@ -11,13 +12,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop.fast_tokenizers import ending_in_eos
-from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.interop.trimming import Trimming, trim
 from vanilla_transformer_tools.text.tokenizer_pair import language_codes
 from vanilla_transformer_tools.translation import Translator
 
 from ..models import build_variant
-from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
+from ..support.pretrained import ENGLISH, GERMAN
 from ..support.training_runs import read_json
 
 TEXT = GERMAN[1:9] + ENGLISH[1:9]
@@ -26,18 +26,14 @@ NAMES = ["nllb", "bart", "mbart50", "mbart"]
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory):
+def sources(pretrained):
     """Our model and the tokenizer of each name, in float64; they are not changed."""
-    made = {}
 
+    @functools.cache
     def find(name):
-        if name not in made:
-            root = tmp_path_factory.mktemp(name)
-            import_model(str(save_pretrained_model(name, root / "source")), root / "imported")
-            folder = root / "imported"
-            model = AutoModelForSeq2SeqLM.from_pretrained(folder).double().eval()
-            made[name] = model, AutoTokenizer.from_pretrained(folder), folder
-        return made[name]
+        _, folder = pretrained(name)
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder).double().eval()
+        return model, AutoTokenizer.from_pretrained(folder), folder
 
     return find
 

@@ -2,20 +2,11 @@
 
 import pytest
 
-from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.page.page import Page
 from vanilla_transformer_tools.page.served_model import ServedModel
 from vanilla_transformer_tools.translation import Translator
 
 from ..models import build_variant
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    """Letters, as many as the tiny model has entries."""
-    return VanillaTransformerTokenizer.train(
-        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
-    )
 
 
 @pytest.fixture

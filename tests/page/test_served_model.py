@@ -5,12 +5,10 @@ import dataclasses
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.page.served_model import LINES_AT_A_TIME, Choices, ServedModel
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
 from ..models import build_variant, save_small_model
-from ..support.pretrained import save_pretrained_model
 
 
 @pytest.mark.parametrize(
@@ -70,25 +68,6 @@ def test_every_choice_reaches_the_search(model):
     assert model.chosen_search(dataclasses.replace(choices, **draws)) == model.chosen_search(
         choices
     )
-
-
-def test_translations_are_those_of_a_translator_with_details(model, tokenizer):
-    lines = ["ein hund", "", "ja"]
-    translator = Translator(
-        model.translator.engine.model,
-        tokenizer,
-        num_beams=3,
-        length_penalty=0.5,
-        scores=True,
-        details=True,
-    )
-
-    found = list(model.translate(lines, Choices(num_beams=3, length_penalty=0.5)))
-
-    assert [each.text for each in found] == [each.text for each in translator.translate(lines)]
-    assert found[1].text == ""
-    assert len(found[0].tokens) == len(found[0].token_scores) > 0
-    assert len(model.labels(found[0])) == len(found[0].tokens)
 
 
 def test_other_readers_get_their_turn_between_parts_of_a_file(model, monkeypatch):
@@ -165,10 +144,8 @@ def test_model_of_several_directions_offers_them(tmp_path):
         ("mbart", "ar_AR", "de_DE"),
     ],
 )
-def test_model_between_languages_begins_with_two_of_them(tmp_path, name, source, target):
-    import_model(str(save_pretrained_model(name, tmp_path / "source")), tmp_path / "model")
-
-    model = ServedModel.load(str(tmp_path / "model"))
+def test_model_between_languages_begins_with_two_of_them(pretrained, name, source, target):
+    model = ServedModel.load(str(pretrained(name)[1]))
 
     assert model.begins_with == {"source_language": source, "target_language": target}
     sources, targets = model.languages.values()

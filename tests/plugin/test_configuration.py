@@ -296,12 +296,3 @@ def test_alias_reads_and_sets_its_field(alias, name):
     setattr(config, alias, 32)
 
     assert getattr(config, name) == getattr(config, alias) == 32
-
-
-@pytest.mark.parametrize("decoder", [True, False])
-def test_text_config_counts_the_layers_of_its_stack(decoder):
-    # Caches take their number of layers from it.
-    text_config = VanillaTransformerConfig(**CHANGED).get_text_config(decoder=decoder)
-
-    layers = CHANGED["decoder_layers" if decoder else "encoder_layers"]
-    assert text_config.num_hidden_layers == layers

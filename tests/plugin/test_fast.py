@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -26,21 +25,6 @@ TEXTBOOK = [
 ]
 # Not what is about memory, which is what fast files are for, nor about neighbours.
 OF_A_TEXTBOOK = "not several_chunks and not never_holds and not neighbour"
-
-
-def test_model_without_fast_files_trains_and_generates(monkeypatch, tiny_config, batch):
-    monkeypatch.setitem(sys.modules, "vanilla_transformer.fast_vanilla_transformer", None)
-    spec = spec_from_file_location("vanilla_transformer.modeling_of_a_textbook", PACKAGE / MODELING)
-    modeling = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, modeling)
-    spec.loader.exec_module(modeling)
-    model = modeling.VanillaTransformerForConditionalGeneration(tiny_config)
-
-    model.train()(**batch).loss.backward()
-    found = model.eval().generate(**source_of(batch), num_beams=2, max_length=9)
-
-    assert type(model.model.computing) is Plain
-    assert len(found) == 3
 
 
 @pytest.mark.slow

@@ -166,18 +166,6 @@ def test_sentences_leave_the_batch_when_they_have_ended(tiny_model, sentences, n
     assert steps <= len(rows) <= most_steps
 
 
-def test_beams_share_the_keys_and_values_of_their_source(tiny_model, sentences):
-    shapes = []
-    attention = tiny_model.model.decoder.layers[0].encoder_attn
-    observe(attention.kv_proj, lambda _, output: shapes.append(output.shape))
-    observe(attention.q_proj, lambda _, output: shapes.append(output.shape))
-
-    generate(tiny_model, sentences, num_beams=4, max_length=3)
-
-    # Queries of the start token, keys and values once, queries of four hypotheses each.
-    assert [tuple(shape[:2]) for shape in shapes] == [(14, 1), (14, 12), (14, 4)]
-
-
 def test_memory_of_past_targets_grows_with_them(monkeypatch, tiny_model, sentences):
     # Encodings of 66 positions are computed at once.
     search = {"num_beams": 3, "max_length": 70, "suppress_tokens": [2]}
@@ -238,11 +226,6 @@ def test_transformers_search_runs_with_other_settings(tiny_model, batch, caplog,
     assert searches_logged(caplog, tiny_model, batch, **search) == [
         f"`generate` runs Transformers' search, because {reason}."
     ]
-
-
-def test_debug_log_names_our_search(tiny_model, batch, caplog):
-    ours = "`generate` runs the search of vanilla_transformer."
-    assert searches_logged(caplog, tiny_model, batch) == [ours]
 
 
 @pytest.mark.usefixtures("refuse_own_searches")
@@ -351,16 +334,6 @@ def test_attention_of_another_class_is_searched_in_steps_of_transformers(
     assert found.tolist() == expected.tolist() != before.tolist()
 
 
-def test_hooks_of_a_layer_run_once_for_all_hypotheses_of_a_step(tiny_model, sentences):
-    shapes = []
-    layer = tiny_model.model.decoder.layers[0]
-    layer.register_forward_hook(lambda *call: shapes.append(call[-1].shape[:2]))
-
-    generate(tiny_model, sentences, num_beams=3, max_length=4, suppress_tokens=[2])
-
-    assert shapes == [(14, 1), (14, 3), (14, 3)]
-
-
 def test_kernel_that_a_user_registers_is_used(tiny_model, batch, monkeypatch):
     def upside_down(*args: Any, **kwargs: Any) -> Any:
         heads, weights = sdpa_attention_forward(*args, **kwargs)
@@ -429,16 +402,6 @@ def test_beam_goes_on_while_something_better_may_come(
     beam.advance([best, best - 1], [8, 9], [0, 0], {2})
 
     assert beam.done is not goes_on
-
-
-def test_end_that_is_impossible_finishes_no_hypothesis():
-    beam = Beam(10, num_beams=3, early_stopping=True)
-
-    # As where a token is forced: all others have no probability.
-    beam.advance([-1.0, *[-torch.inf] * 5], [7, 2, 3, 4, 5, 6], [0] * 6, {2})
-
-    assert not beam.finished
-    assert beam.tokens[0] == [7]
 
 
 def logits_at_once(model: Model, targets: Tensor) -> Tensor:

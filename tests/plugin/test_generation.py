@@ -1,9 +1,7 @@
 """What `generate` adds to Transformers': its helpers with our caches and two vocabularies."""
 
 import copy
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -188,19 +186,6 @@ def test_generation_is_the_same_with_another_cache(batch, depths, num_beams, cac
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-@both_widths
-def test_generation_takes_a_cache_made_by_hand(tiny_model, batch, kind, num_beams):
-    search = {"num_beams": num_beams, "max_new_tokens": 8}
-    expected = tiny_model.generate(**source_of(batch), **search)
-    cache = make_cache(kind, tiny_model)
-
-    actual = tiny_model.generate(**source_of(batch), **search, past_key_values=cache)
-
-    assert actual.tolist() == expected.tolist()
-    assert cache.get_seq_length() == actual.shape[1] - 1
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_generation_goes_on_from_a_filled_cache(tiny_model, batch, kind, masked):
     source = first_row(batch)
@@ -208,6 +193,7 @@ def test_generation_goes_on_from_a_filled_cache(tiny_model, batch, kind, masked)
     expected = tiny_model.generate(**source, min_new_tokens=8, max_new_tokens=8)
 
     start = tiny_model.generate(**source, past_key_values=cache, min_new_tokens=3, max_new_tokens=3)
+    assert cache.get_seq_length() == start.shape[1] - 1
     calls = record_calls(tiny_model, "lm_head")
     mask = {"decoder_attention_mask": torch.ones_like(start)} if masked else {}
     whole = tiny_model.generate(
@@ -252,7 +238,8 @@ def compile_everywhere(**settings: Any) -> CompileConfig:
 
 
 # Asked for attention weights, the decoder runs eager attention.
-@pytest.mark.parametrize("output_attentions", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("output_attentions", [False, True])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_generation_compiles_each_step_as_one_graph_and_once(tiny_model, batch, output_attentions):
     source = source_of(batch)
@@ -381,24 +368,3 @@ def test_output_ends_with_the_token_that_completes_a_stop_string(kind):
 def test_stop_string_without_a_tokenizer_is_refused(tiny_model, batch):
     with pytest.raises(ValueError, match="`tokenizer` argument of `generate`"):
         tiny_model.generate(batch["input_ids"], stop_strings="x")
-
-
-def saved_generation_config(folder: Path) -> dict[str, Any]:
-    saved: dict[str, Any] = json.loads((folder / "generation_config.json").read_text())
-    return saved
-
-
-def test_generation_config_of_the_users_survives_saving_and_loading(tiny_model, batch, tmp_path):
-    settings = {"num_beams": 3, "length_penalty": 0.6, "max_length": 11, "forced_bos_token_id": 23}
-    tiny_model.generation_config.update(**settings)
-    expected = tiny_model.generate(**source_of(batch))
-    tiny_model.save_pretrained(tmp_path / "first")
-    Model.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
-
-    again = Model.from_pretrained(tmp_path / "second")
-
-    first, second = (saved_generation_config(tmp_path / name) for name in ("first", "second"))
-    assert first == second
-    assert {name: getattr(again.generation_config, name) for name in settings} == settings
-    assert again.generate(**source_of(batch)).tolist() == expected.tolist()
-    assert expected[:, 1].tolist() == [23] * 3

@@ -17,7 +17,6 @@ from transformers.utils import logging
 
 from vanilla_transformer import fast_loss_vanilla_transformer
 from vanilla_transformer.fast_loss_vanilla_transformer import projected_loss_sum
-from vanilla_transformer.plain_vanilla_transformer import LossTerms
 
 from ..models import Batch, Model, build_variant, gradients
 
@@ -401,25 +400,3 @@ def test_compiled_training_step_equals_eager(tiny_model, batch, monkeypatch):
     actual = gradients(tiny_model, batch)
 
     assert_same_gradients(actual, expected)
-
-
-# Torch's compiler imports torch's own deprecated modules.
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("r_drop_alpha", [0.0, 2.0])
-def test_compiled_loss_is_not_compiled_anew_for_every_size(r_drop_alpha):
-    from torch._dynamo.testing import CompileCounter
-
-    torch.compiler.reset()
-    graphs = CompileCounter()
-    lm_head = nn.Linear(8, 11, bias=False)
-    compiled = torch.compile(projected_loss_sum, backend=graphs, fullgraph=True)
-
-    for rows, length in ((2, 9), (4, 30), (32, 40), (6, 21)):
-        hidden_states, labels = torch.randn(rows, length, 8), torch.randint(11, (rows, length))
-        arguments = (lm_head, hidden_states, labels, LossTerms(0.1, r_drop_alpha))
-        torch.testing.assert_close(compiled(*arguments), projected_loss_sum(*arguments))
-
-    # The sizes of the first batch are taken for constants, those that change are not; chunks of
-    # equal size are a case of their own where they hold two passes.
-    assert graphs.frame_count == (3 if r_drop_alpha else 2)

@@ -156,15 +156,6 @@ def test_replaced_table_serves_the_stacks_that_share_it(tying):
     assert model.model.decoder.embed_tokens is (target_table if tying else table)
 
 
-def test_new_model_misses_no_weight_that_files_hold_once(tiny_model):
-    # Trainer warns of those that a checkpoint lacks and these names leave out.
-    assert tiny_model._keys_to_ignore_on_save == {
-        "lm_head.weight",
-        "model.encoder.embed_tokens.weight",
-        "model.decoder.embed_tokens.weight",
-    }
-
-
 def test_weights_that_are_tied_no_more_are_saved(tiny_model, batch, tmp_path):
     tiny_model.set_output_embeddings(nn.Linear(24, 37, bias=False))
     expected = tiny_model(**batch).logits

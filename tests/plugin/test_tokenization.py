@@ -215,29 +215,6 @@ def test_word_has_the_same_pieces_at_the_beginning_of_a_line(subword):
 # training
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_vocabulary_is_as_large_as_asked_for(kind):
-    rng = random.Random(2)
-    texts = ["".join(rng.choices("abcdefgh ", k=50)) for _ in range(300)]
-    texts += [chr(0x4E00 + i) for i in range(400)]
-
-    # An iterator is read once.
-    tokenizer = VanillaTransformerTokenizer.train(iter(texts), vocab_size=400, kind=kind)
-
-    assert 300 < len(tokenizer) <= 400
-    assert max(map(max, tokenizer(texts).input_ids)) < len(tokenizer)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_smallest_vocabulary_still_brings_back_the_text(kind):
-    texts = ["\x00\x00\x00\x00", "abc", "日本語"]
-
-    tokenizer = VanillaTransformerTokenizer.train(texts, vocab_size=262, kind=kind)
-
-    assert len(tokenizer) <= 262
-    assert roundtrip(tokenizer, texts) == texts
-
-
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_rarest_characters_are_left_to_the_byte_tokens(kind, caplog):
     # Sorted by code point, the frequent ones would come last; 20 of the 40 pieces are characters.
@@ -343,13 +320,6 @@ def test_word_that_spells_a_special_token_is_unknown():
     a, word = tokenizer.convert_tokens_to_ids(["a", "</s>x"])
     assert ids == [a, 3, word, 3, 3, 2]
     assert tokenizer.pad_token_id == 0
-
-
-def test_unknown_characters_and_words_of_the_text_are_counted(tokenizers):
-    texts = ["Ein Hund QQ", "QQ <pad>"] * 1001
-
-    assert unknown_strings(tokenizers["char"], ["Ein Hund QQ", "QQ", ""]) == {"Q": 4}
-    assert unknown_strings(tokenizers["word"], texts) == {"QQ": 2002, "<pad>": 1001}
 
 
 # saving

@@ -7,8 +7,6 @@ import pytest
 
 import compare_minutes
 
-from ..support.documents import ROOT
-
 PLAN = """
 Two words:
   folder: raw
@@ -50,15 +48,6 @@ def test_rules_have_files_and_metric_and_what_is_left_out_has_its_options_too(co
     assert less[less.index("--train") + 1] == "train.jsonl"
 
 
-def test_recipe_is_stopped_after_the_minutes(corpora, tmp_path):
-    words = corpora["Two words"].runs()["recipe"]
-
-    assert words[:3] == [str(ROOT / "recipes/scan.yaml"), "--config", "d_model=8"]
-    assert words[words.index("--max_minutes") + 1] == "15"
-    assert words[words.index("--data") + 1] == str(tmp_path / "runs/two-words/data")
-    assert "--minutes" not in words
-
-
 def test_each_run_is_trained_and_scored_once_and_a_failure_stops_no_other(
     corpora, tmp_path, monkeypatch
 ):
@@ -85,23 +74,3 @@ def test_each_run_is_trained_and_scored_once_and_a_failure_stops_no_other(
     assert statuses == [1, 1]
     # The one that failed is tried again.
     assert calls == [*["train", "evaluate"] * 2, "train", "train", "evaluate", "train"]
-
-
-def test_table_has_the_difference_to_the_recipe(corpora, monkeypatch):
-    scores = {"rules": 41.5, "adam": 40.5, "left out": 40.0, "recipe": 42.0}
-    signature = {"exact_match_signature": "unit:line"}
-    monkeypatch.setattr(
-        compare_minutes.Corpus,
-        "scores",
-        lambda self, run: (
-            {"exact_match": scores[run], "minutes": 7.2, **signature}
-            if self.metric == "exact_match"
-            else {}
-        ),
-    )
-
-    lines = compare_minutes.score_table(corpora).splitlines()
-
-    assert lines[2] == "| Two words | exact_match | 41.50 | 40.50 | 40.00 | 42.00 | 7.2 | -0.50 |"
-    assert lines[3] == "| Others | wer |  |  |  |  |  |  |"
-    assert lines[4:] == ["", "exact_match: unit:line"]

@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from number_words import (
-    LARGEST_NUMBER,
     english,
     english_parts,
     german,
@@ -47,7 +46,7 @@ def parse_english(words):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
+    write_corpus(folder, train=20_000)
     return folder
 
 
@@ -75,30 +74,15 @@ def test_hard_numbers_are_spelled(number, word, words):
     assert english(number) == words
 
 
-@pytest.mark.parametrize("spell", [german, english])
-def test_spelling_differs_between_numbers(spell):
-    # The stride is prime, so that every digit takes every value at every place.
-    numbers = [*range(10_000), *range(10_000, LARGEST_NUMBER + 1, 101)]
-
-    assert len({spell(number) for number in numbers}) == len(numbers)
-
-
-@pytest.mark.parametrize("spell", [german, english])
-@pytest.mark.parametrize("number", [-1, 1_000_000])
-def test_spelling_refuses_number_when_out_of_range(spell, number):
-    with pytest.raises(ValueError, match=f"between 0 and 999999, got {number}"):
-        spell(number)
-
-
 def test_corpus_has_the_sizes_asked_for(corpus):
     lengths = {path.name: len(read(path)) for path in corpus.iterdir()}
 
-    sizes = {"train": 40_000, "validation": 500, "test": 1_000}
+    sizes = {"train": 20_000, "validation": 500, "test": 1_000}
     pairs = {f"{split}.{language}": sizes[split] for split in SPLITS for language in ("de", "en")}
     others = ("numbers", "parts.de", "parts.en", "alignment")
     assert lengths == pairs | {f"test.{name}": 1_000 for name in others}
     # No number is repeated.
-    assert len({line for split in SPLITS for line in read(corpus / f"{split}.de")}) == 41_500
+    assert len({line for split in SPLITS for line in read(corpus / f"{split}.de")}) == 21_500
 
 
 @pytest.mark.parametrize("split", SPLITS)

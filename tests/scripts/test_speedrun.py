@@ -85,19 +85,6 @@ def test_runs_that_began_at_different_times_are_not_compared():
         speedrun.compare([(baseline, late)], "Muon", "bleu 34")
 
 
-def test_records_are_rows_of_one_table(tmp_path):
-    path = tmp_path / "records.md"
-    path.write_text("# Records\n")
-
-    for name in ("first", "second"):
-        speedrun.append_record(path, [name, *speedrun.COLUMNS[1:]])
-
-    lines = path.read_text().splitlines()
-    assert lines[:2] == ["# Records", ""]
-    first_cells = [line.split(" | ")[0] for line in lines[2:]]
-    assert first_cells == ["| entry", "| ---", "| first", "| second"]
-
-
 @pytest.fixture
 def run_script(monkeypatch, tmp_path):
     """Runs the script on a plan."""

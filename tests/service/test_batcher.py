@@ -201,21 +201,6 @@ def test_batcher_survives_its_own_failure(start, work, monkeypatch, caplog):
     assert caplog.messages == ["The batcher has failed; it goes on without what waited."]
 
 
-def test_request_that_has_failed_is_not_translated_further(occupied, work):
-    batcher = occupied(max_tokens=3)
-    work.faulty = {"bad"}
-
-    future = batcher.submit("k", ["bad", "never"])
-    after = batcher.submit("k", ["yes"])
-    work.gate.set()
-
-    with pytest.raises(RuntimeError):
-        future.result(SECONDS)
-    after.result(SECONDS)
-    assert [texts for _, texts in work.batches] == [["bad"], ["yes"]]
-    assert batcher.waiting_characters == 0
-
-
 def test_cancelled_request_leaves_the_queue(occupied, work):
     batcher = occupied()
     kept, cancelled = batcher.submit("k", ["kept"]), batcher.submit("k", ["gone"])

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import resource
 import socket
 import time
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,6 @@ import pytest
 
 from vanilla_transformer_tools.service import connections
 from vanilla_transformer_tools.service.connections import (
-    most_connections,
     report_failed_accepts_once,
     server_config,
 )
@@ -138,14 +136,6 @@ def test_oldest_waiting_connection_makes_room(served, monkeypatch):
         assert is_closed_by_the_server(first)
         last.sendall(b"\r\n")
         assert last.recv(12) == b"HTTP/1.1 200"
-
-
-def test_connections_stay_below_the_limit_of_files(monkeypatch):
-    limits = {256: 64, 1024: 824, resource.RLIM_INFINITY: 4096}
-    for files, most in limits.items():
-        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-
-        assert most_connections() == most
 
 
 def test_failed_accepts_are_reported_in_one_line(caplog):

@@ -3,14 +3,13 @@
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.service.translators import RequestKind, ServedLanguages, Translators
 from vanilla_transformer_tools.text.tokenizer_pair import target_tags
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 
 from ..models import save_small_model
-from ..support.pretrained import GERMAN, save_pretrained_model
+from ..support.pretrained import GERMAN
 
 LINES = ["ein hund", "ja", "der alte mann schläft. oh nein! der alte hund rennt. ja!"]
 CARD = "---\nlanguage:\n{}---\n\n# Model\n"
@@ -114,17 +113,17 @@ def test_model_with_tags_translates_from_its_card_into_its_tags(tmp_path, monkey
     assert [source[0] for source in seen] == [tags["de"]] * 3 + [tags["fr"]] * 3
 
 
-def test_model_with_codes_translates_between_all_of_them(tmp_path):
-    import_model(str(save_pretrained_model("nllb", tmp_path / "source")), tmp_path / "model")
+def test_model_with_codes_translates_between_all_of_them(pretrained):
+    _, folder = pretrained("nllb")
 
-    translators = translators_of(tmp_path / "model")
+    translators = translators_of(folder)
 
     assert translators.languages.sources == translators.languages.targets
     assert len(translators.languages.sources) == 4
     for pair in (("deu_Latn", "zho_Hans"), ("eng_Latn", "deu_Latn")):
         source, target = pair
         expected = Translator.from_pretrained(
-            str(tmp_path / "model"), source_language=source, target_language=target
+            str(folder), source_language=source, target_language=target
         )
         found = translators.translate(translators.kind(source, target, 0), GERMAN[:3])
         assert [best for (best,) in found] == [one.text for one in expected.translate(GERMAN[:3])]

@@ -77,9 +77,7 @@ def ragged_pairs() -> Dataset:
     )
 
 
-def build_model(
-    label_smoothing: float, tied: bool = True
-) -> VanillaTransformerForConditionalGeneration:
+def build_model(label_smoothing: float) -> VanillaTransformerForConditionalGeneration:
     """A small model without dropout, the same at every call."""
     torch.manual_seed(0)
     config = VanillaTransformerConfig(
@@ -93,7 +91,6 @@ def build_model(
         decoder_ffn_dim=36,
         dropout=0.0,
         label_smoothing=label_smoothing,
-        tie_word_embeddings=tied,
     )
     return VanillaTransformerForConditionalGeneration(config)
 

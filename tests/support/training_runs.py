@@ -22,8 +22,6 @@ SIZES = [
     "dropout=0.1",
 ]
 
-VALIDATION_LINES = 20
-
 # When a run ends, in a plan; the day is named unless it is today.
 MOMENT = r"(?:on \w+, \d{4}-\d\d-\d\d, )?at \d\d:\d\d"
 

@@ -258,16 +258,6 @@ def test_dropped_file_is_there_exactly_when_there_are_filters(dataset, tmp_path)
     assert (tmp_path / "dropped.jsonl").read_bytes() == b""
 
 
-def test_summary_tells_each_filter_and_the_sum(dataset):
-    result = filtered(dataset, filter_empty=True, filter_max_characters=13)
-
-    assert [line.split() for line in result.summary()] == [
-        ["dropped", "3", "of", "10", "pairs,", "see", "dropped.jsonl"],
-        ["1", "empty"],
-        ["2", "max_characters"],
-    ]
-
-
 def test_filters_that_leave_nothing_are_refused_with_their_counts(dataset):
     with pytest.raises(ValueError, match=r"got all 10 dropped: empty 1, max_characters 9\."):
         filtered(dataset, filter_empty=True, filter_max_characters=1, filter_duplicates=True)

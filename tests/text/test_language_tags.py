@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import language_tags
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
 from vanilla_transformer_tools.text.filters import drop_rules, filter_pairs
@@ -296,18 +295,6 @@ def test_validation_in_training_uses_the_tags(model_folder):
 def test_limit_that_leaves_no_room_beside_the_tag_is_refused(model_folder):
     with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
         Translator.from_pretrained(str(model_folder), target_language="en", max_source_length=2)
-
-
-def test_commands_take_the_target_language(model_folder, tmp_path, capsys):
-    options = ["--model", str(model_folder), "--target_language", "en"]
-
-    main(["translate", *options, "3", "4"])
-    assert capsys.readouterr().out == "three\nfour\n"
-
-    test = tmp_path / "test.tsv"
-    test.write_text("3\tthree\n")
-    main(["evaluate", *options, "--test", str(test), "--name", "english"])
-    assert read_json(model_folder / "results.json")["english"]["exact_match"] == 100
 
 
 def test_model_card_shows_how_a_tag_is_given(model_folder, capsys):

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import datasets
-import numpy as np
 import pytest
 from accelerate import PartialState
 from datasets import Dataset
@@ -21,7 +20,6 @@ from vanilla_transformer_tools.text.token_ids import (
     cached_tokenizer,
     encode_pairs,
     has_independent_parts,
-    pair_lengths,
     store_ids,
     tokenize_pairs,
 )
@@ -144,20 +142,6 @@ def test_tokenizing_truncates_before_eos_and_counts_pairs(tokenizers):
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_tokenizing_takes_the_tokenizer_of_each_side(tokenizers):
-    other = VanillaTransformerTokenizer.train(["cba"], vocab_size=9, kind="char")
-    tokenizer = tokenizers.source
-    assert other("abc")["input_ids"] != tokenizer("abc")["input_ids"]
-    pair = TokenizerPair(tokenizer, other)
-
-    tokenized, truncated = tokenize_pairs(pairs_of(PAIRS), pair, max_length=7)
-
-    assert truncated == 0
-    assert tokenized.column_names == ["source", "target", "input_ids", "labels"]
-    assert tokenizer.batch_decode(tokenized["input_ids"][:2]) == ["abc</s>", "</s>"]
-    assert other.batch_decode(tokenized["labels"][:2]) == ["aa</s>", "bcab</s>"]
-
-
 def test_each_occurrence_of_a_word_is_drawn_under_dropout():
     tokenizer = VanillaTransformerTokenizer.train(["abc bcab abca " * 9], vocab_size=280)
     tokenizer.backend_tokenizer.model.dropout = 0.5
@@ -166,26 +150,6 @@ def test_each_occurrence_of_a_word_is_drawn_under_dropout():
     ids = encode_pairs({"source": lines, "target": lines}, TokenizerPair.joint(tokenizer), 20)
 
     assert len(set(map(tuple, ids["labels"]))) > 1
-
-
-def test_tokenizing_refuses_a_limit_without_room_for_text(tokenizers):
-    with pytest.raises(ValueError, match=r"at least 2.* got 1\."):
-        tokenize_pairs(pairs_of(PAIRS), tokenizers, max_length=1)
-
-
-def test_tokenizing_prints_nothing_without_a_terminal(tokenizers, capfd):
-    tokenize_pairs(pairs_of(PAIRS), tokenizers, max_length=4)
-
-    assert capfd.readouterr() == ("", "")
-    assert not datasets.are_progress_bars_disabled()
-
-
-def test_pair_lengths_count_tokens_in_the_order_of_the_dataset(tokenizers):
-    tokenized, _ = tokenize_pairs(pairs_of(PAIRS), tokenizers, max_length=10)
-
-    lengths = pair_lengths(tokenized.select([3, 1, 0]))
-
-    np.testing.assert_array_equal(lengths, [[7, 2], [1, 5], [4, 3]])
 
 
 # The cache of ids

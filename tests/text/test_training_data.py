@@ -213,15 +213,6 @@ def cost(*shares):
 # The batches
 
 
-def test_buffer_goes_on_with_the_next_pass(stream_of, first_numbers):
-    # Seven passes over 30 pairs are one buffer and ten pairs of the next.
-    batches = first_numbers(stream_of(number_pairs(30), max_tokens=60), 200)
-
-    times = Counter(chain(*batches))
-    assert sum(times.values()) == 200
-    assert times == {number: 7 if number < 20 else 6 for number in range(30)}
-
-
 def test_each_buffer_holds_the_next_pairs_once_and_mixes_them(stream_of, first_numbers):
     numbers = list(chain(*first_numbers(stream_of(), 600)))
 
@@ -261,24 +252,6 @@ def test_processes_share_pairs_budget_and_buffer(stream_of, numbers_in, num_proc
         assert max(costs) <= 300 // num_processes < 1.5 * np.mean(costs)
 
     assert Counter(read) == dict.fromkeys(range(601), num_processes)
-
-
-def test_process_tokenises_its_share_alone(stream_of, monkeypatch):
-    tokenised = []
-    encode = training_data.PairEncoder.__call__
-
-    def record(encoder, texts):
-        tokenised.extend(texts["source"])
-        return encode(encoder, texts)
-
-    monkeypatch.setattr(training_data.PairEncoder, "__call__", record)
-
-    stream = stream_of(num_processes=2, process_index=1)
-    list(islice(stream, stream.batches_per_buffer))
-
-    numbers = [int(source.rstrip("x")) for source in tokenised]
-    assert numbers[:100] == list(range(1, 200, 2))
-    assert all(number % 2 for number in numbers)
 
 
 def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(stream_of):

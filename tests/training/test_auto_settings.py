@@ -206,12 +206,6 @@ def test_rules_follow_saved_tokenizers(options, of_tokenizers, tmp_path):
     assert values != decided(CAPTIONS, of_saved)
 
 
-def test_decision_is_a_line_with_its_reason():
-    assert str(Decision("vocab_size", 4000, "few")) == "chosen      --vocab_size 4000: few"
-    assert str(Decision("dropout", 0.1, "x")) == "chosen      --config dropout=0.1: x"
-    assert str(Decision("metrics", ["wer", "per"], "x")) == "chosen      --metrics wer per: x"
-
-
 # A resumed run
 
 

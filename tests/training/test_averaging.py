@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerState
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.training.averaging import (
-    MOVING_AVERAGE_FILE,
     MovingAverage,
     Outcome,
     average_checkpoints,
@@ -145,18 +144,6 @@ def one_weight_run(tmp_path):
 BEST = Outcome("best", {"loss": 2.0})
 
 
-def test_mean_is_of_the_last_checkpoints(one_weight_run):
-    outcome = average_weights(one_weight_run, 2, BEST)
-
-    assert outcome == Outcome("mean of the last 2 checkpoints", {"loss": 1.0})
-    assert one_weight_run.model.weight.item() == 3
-
-
-def test_single_checkpoint_is_not_averaged(one_weight_run):
-    assert average_weights(one_weight_run, 1, BEST) is BEST
-    assert not one_weight_run.evaluated
-
-
 def test_checkpoint_with_a_flipped_bit_is_left_out_of_the_mean(one_weight_run, tmp_path, capsys):
     flip_bit(tmp_path / "checkpoint-9" / "model.safetensors")
     (tmp_path / "checkpoint-8" / "optimizer.pt").write_text("other")
@@ -268,22 +255,3 @@ def test_moving_average_of_bfloat16_weights_is_in_float32():
 
     # In bfloat16 it would have stayed at 1.
     torch.testing.assert_close(average.weights["weight"], torch.full((1, 1), 1.001))
-
-
-def test_moving_average_is_taken_up_by_name(tmp_path):
-    model = nn.ModuleDict({"b": nn.Linear(1, 1, bias=False), "a": nn.Linear(1, 1, bias=False)})
-    (tmp_path / "checkpoint-7").mkdir()
-    saved = {"a.weight": torch.full((1, 1), 1.0), "b.weight": torch.full((1, 1), 2.0)}
-    save_file(saved, tmp_path / "checkpoint-7" / MOVING_AVERAGE_FILE)
-    average, state = MovingAverage(0.5), TrainerState(global_step=7)
-    arguments = SimpleNamespace(output_dir=tmp_path)
-
-    average.on_train_begin(arguments, state, TrainerControl(), model=model)
-    for name, weight in (("a", 0.0), ("b", 4.0)):
-        nn.init.constant_(model[name].weight, weight)
-    average.on_step_end(model=model)
-
-    (tmp_path / "new").mkdir()
-    average.save(tmp_path / "new", writes=True)
-    expected = {"a.weight": torch.full((1, 1), 0.5), "b.weight": torch.full((1, 1), 3.0)}
-    torch.testing.assert_close(load_file(tmp_path / "new" / MOVING_AVERAGE_FILE), expected)

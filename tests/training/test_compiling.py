@@ -48,6 +48,7 @@ def ragged(number: int) -> Batch:
     return {"input_ids": input_ids, "attention_mask": (input_ids != 0).long(), "labels": labels}
 
 
+@pytest.mark.slow
 def test_all_shapes_share_graphs_and_give_the_same_gradients(graphs):
     plain, compiled = build_variant(), build_variant()
     compile_layers(compiled, counting(graphs))

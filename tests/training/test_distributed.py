@@ -1,9 +1,6 @@
-"""Two processes, launched as users launch them, train the model of one process."""
+"""`train` in two processes, under FSDP and without, ends in the folder of one process."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,82 +10,12 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer_tools.commands.train import train
 
-from ..plugin.test_remote_code import HUB_FILES
 from ..support import run_sharded
-from ..support import train_shortly as helper
 from ..support.documents import ROOT
 from ..support.launching import launch
 from ..support.training_runs import checkpoints_of, read_json, training_options
 
 pytestmark = pytest.mark.slow
-
-# `--cpu` starts a single process, whatever `--num_processes` says; this does not ask for a GPU.
-ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-
-
-def reports(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("report-*.json"))]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Folder and report of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    return folder, helper.train_shortly(folder, batch_size=4)
-
-
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of two processes, by kind."""
-    folders: dict[str, Path] = {}
-
-    def folder_of(kind: str) -> Path:
-        if kind not in folders:
-            folders[kind] = tmp_path_factory.mktemp(kind)
-            if kind == "accelerate":
-                launch(helper.__file__, folders[kind], launcher=ACCELERATE)
-            else:
-                launch(helper.__file__, folders[kind], "--shard")
-        return folders[kind]
-
-    return folder_of
-
-
-def assert_same_weights(folder: Path, expected_folder: Path) -> None:
-    actual, expected = (load_file(path / "model.safetensors") for path in (folder, expected_folder))
-    assert actual.keys() == expected.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(actual[name], weight, msg=lambda text, at=name: f"{at}: {text}")
-
-
-both_launches = pytest.mark.parametrize("kind", ["accelerate", "fsdp"])
-
-
-@both_launches
-def test_two_processes_train_the_model_of_one_and_translate_like_it(launched, alone, kind):
-    assert_same_weights(launched(kind), alone[0])
-
-    # Each process translates its half; both halves are gathered in both processes.
-    for report in reports(launched(kind)):
-        assert report["predictions"] == alone[1]["predictions"]
-
-
-def test_folder_saved_under_fsdp_holds_all_that_is_promised(launched, alone):
-    folder, expected = launched("fsdp"), alone[0]
-
-    for report in reports(folder):
-        assert report["sharded"] == report["parameters"]
-    saved = {path.name for path in folder.iterdir()}
-    assert saved == {path.name for path in expected.iterdir()} | {"report-0.json", "report-1.json"}
-    assert saved >= HUB_FILES.keys()
-    for name in ("config.json", *HUB_FILES):
-        assert (folder / name).read_text() == (expected / name).read_text()
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    assert loaded.lm_head.weight is loaded.model.encoder.embed_tokens.weight
-
-
-# The command under FSDP
 
 
 def command_options(corpus: Path, folder: Path) -> list[str]:

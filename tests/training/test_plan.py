@@ -504,12 +504,3 @@ def test_record_tells_folders_apart_by_what_they_hold(describe, tmp_path, settin
     (folder / ("cache-1.arrow" if setting == "train" else "README.md")).touch()
     assert checksum_with("one") == first
     assert checksum_with("one", name="other.safetensors") != first
-
-
-def test_hardware_is_what_the_run_computes_on(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-
-    assert module.hardware(torch.device("cuda")) == "2 x NVIDIA H200"
-    assert module.hardware(torch.device("cpu")).startswith("CPU, ")

@@ -1,18 +1,16 @@
 """Fine-tuning of imported models with the tokenizers of their own classes."""
 
-import functools
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
 
-from ..support.pretrained import ENGLISH, GERMAN, save_pretrained_model
+from ..support.pretrained import ENGLISH, GERMAN
 from ..support.training_runs import build_arguments, read_json
 
 LANGUAGES = {
@@ -30,21 +28,8 @@ def pairs(tmp_path):
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory):
-    """Folders of models by name, each imported once."""
-
-    @functools.cache
-    def folder_of(name):
-        root = tmp_path_factory.mktemp(name)
-        import_model(str(save_pretrained_model(name, root / "source")), root / "imported")
-        return str(root / "imported")
-
-    return folder_of
-
-
 @pytest.fixture
-def settings_of(pairs, imported):
+def settings_of(pairs, pretrained):
     def make(name, **changes):
         source, target = LANGUAGES.get(name, (None, None))
         given = {"source_language": source, "target_language": target, "max_tokens_per_batch": 200}
@@ -53,7 +38,7 @@ def settings_of(pairs, imported):
         return TrainSettings(
             train=[str(pairs / "train.tsv")],
             validation=[str(pairs / "valid.tsv")],
-            init_from=imported(name),
+            init_from=str(pretrained(name)[1]),
             **given | changes,
         )
 
@@ -83,8 +68,8 @@ def test_fine_tuned_folder_has_the_tokenizer_and_its_languages(settings_of, pair
     assert read_json(pairs / "run" / "run.json")["updates"] == 1
 
 
-def test_model_of_another_class_or_column_of_languages_is_refused(settings_of, pairs, tmp_path):
-    folder = save_pretrained_model("bart", tmp_path)
+def test_model_of_another_class_or_column_of_languages_is_refused(settings_of, pairs, pretrained):
+    folder, _ = pretrained("bart")
     other = replace(settings_of("mbart"), init_from=str(folder))
     tagged = settings_of("nllb", target_language=None, tag_column="tag")
     for name in ("train", "valid"):

@@ -123,22 +123,6 @@ def test_evaluating_and_saving_count_for_the_time_left_but_not_for_the_speed(mon
     assert report.endswith("  200 tokens/s  15:00 left")
 
 
-def test_terminal_has_one_bar_below_the_validation_scores(monkeypatch):
-    with terminal(monkeypatch) as screen:
-        run = Run(monkeypatch)
-        with run.stack:
-            run.update(10, seconds=20)
-            run.report()
-            run.validate()
-            run.update(30, seconds=60)
-            run.report(loss=2.0)
-
-    validation, bar = screen.lines
-    assert validation.startswith("step  10/100  epoch 0.25  validation loss 2.500")
-    assert bar.startswith("train |█")
-    assert bar.endswith("| 40/100, 02:00 left, loss 2.000, bleu 12.35, 200 tokens/s")
-
-
 @pytest.mark.parametrize("changes", [{"disable_tqdm": True}, {"is_main": False}])
 def test_bar_is_shown_by_one_process_that_may(monkeypatch, changes):
     with terminal(monkeypatch) as screen:

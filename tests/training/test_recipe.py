@@ -53,16 +53,6 @@ def test_each_evaluation_is_of_a_checkpoint_unless_there_are_none(given, expecte
     }
 
 
-def test_validated_run_keeps_its_best_score():
-    given = recipe(TrainSettings(**VALIDATED, metrics=["chrf", "bleu"]))
-
-    assert given["metric_for_best_model"] == "chrf"
-    assert (given["eval_strategy"], given["save_strategy"]) == ("epoch", "epoch")
-    assert given["predict_with_generate"]
-    assert given["load_best_model_at_end"]
-    assert "eval_strategy" not in recipe(TrainSettings(**TRAINED))
-
-
 @pytest.mark.parametrize("kind", [{"streaming": True}, {"minutes": 1.0}], ids=str)
 def test_run_without_epochs_is_saved_and_scored_by_updates(kind):
     given = recipe(TrainSettings(**VALIDATED, **kind))

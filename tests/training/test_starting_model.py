@@ -37,18 +37,6 @@ def test_new_model_generates_with_the_search_of_the_paper():
     assert search.max_length == 1 + 9 + 50
 
 
-@pytest.mark.parametrize(("separate", "sizes"), [(False, (6, 6)), (True, (6, 7))])
-def test_tables_have_the_sizes_of_their_vocabularies(separate, sizes):
-    tokenizers, model = build(separate_vocabularies=separate)
-
-    assert tokenizers.is_joint != separate
-    assert (len(tokenizers.source), len(tokenizers.target)) == sizes
-    assert model.get_input_embeddings().num_embeddings == sizes[0]
-    assert model.get_output_embeddings().out_features == sizes[1]
-    letters = set("".join(tokenizers.target.get_vocab())) & set("ab")
-    assert not separate or letters <= set("<pad>")
-
-
 def test_config_of_the_plan_stays_as_it_is():
     settings = replace(SETTINGS, separate_vocabularies=True, vocab_size=99)
     config = new_config(settings, None)

@@ -275,34 +275,11 @@ def test_finishing_run_evaluates_at_its_end_alone(monkeypatch):
     assert run.control.should_save
 
 
-def test_resumed_run_has_the_schedule_from_before_the_signal(monkeypatch, tmp_path):
-    run = Run(monkeypatch)
-    run.update(28.5)
-    run.ask()
-    run.to_the_end(1.0)
-
-    resumed = Run(monkeypatch, checkpoint=save(run, tmp_path), first=run.state.global_step)
-
-    # 20 of the other 71.5 seconds are over.
-    assert resumed.stop.minutes_left == pytest.approx(51.5 / 60, abs=1 / 60)
-    assert resumed.update(0.0) == pytest.approx(0.5, abs=0.02)
-
-
 def test_minutes_continue_no_run_of_updates(monkeypatch, tmp_path):
     TrainerState(global_step=3).save_to_json(str(tmp_path / "trainer_state.json"))
 
     with pytest.raises(ValueError, match="--minutes continues runs that began with it"):
         Run(monkeypatch, checkpoint=tmp_path, first=3)
-
-
-def test_process_that_got_the_signal_waits_for_the_others(monkeypatch):
-    run = Run(monkeypatch, updates=10**6)
-    run.stop.asked = True
-
-    run.update(1.0)
-    assert run.stop.decay is None
-    run.update(1.0)
-    assert run.stop.decay.update == 2
 
 
 # Ending early

@@ -247,22 +247,6 @@ def test_trial_leaves_gradients_and_random_numbers_as_they_were(build, monkeypat
     assert gigabytes == pytest.approx(8 * trainer.model.num_parameters() / 1e9)
 
 
-@pytest.mark.parametrize(
-    ("durations", "expected"),
-    [([9, 0.5, 1.0, 0.5, 0.2, 0.3], 0.5), ([1, 30], 30.0)],
-    ids=["six batches", "two batches at least"],
-)
-def test_time_of_a_batch_is_the_mean_of_several(build, monkeypatch, durations, expected):
-    clock = iter([x for seconds in durations for x in (0.0, seconds)])
-    monkeypatch.setattr(planning, "TRIED_BATCHES", 6)
-    monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-
-    seconds, _ = planning._try_batches(build())
-
-    assert seconds == pytest.approx(expected)
-    assert not list(clock)
-
-
 def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
     trainer = build()
     monkeypatch.setattr(type(trainer.args), "device", DEVICE)

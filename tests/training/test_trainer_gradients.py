@@ -68,6 +68,7 @@ def test_gradients_are_those_of_one_mean_when_batches_are_accumulated(tmp_path, 
     assert_same(gradients, expected_gradients(in_force(*smoothing)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "smoothing"), SHARED)
 def test_gradients_are_those_of_one_mean_when_processes_share_batches(
     of_two_processes, split, smoothing
@@ -77,6 +78,7 @@ def test_gradients_are_those_of_one_mean_when_processes_share_batches(
     assert_same(gradients[split, smoothing], expected_gradients(in_force(*smoothing)))
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_model_and_scores_on_two_processes(tmp_path, of_two_processes):
     one_update.train_on_token_batches(of_two_processes, tmp_path)
 
@@ -93,6 +95,7 @@ def test_training_gives_the_same_model_and_scores_on_two_processes(tmp_path, of_
     assert losses[0] == pytest.approx(losses[1])
 
 
+@pytest.mark.slow
 def test_all_processes_stop_together_when_one_is_interrupted(of_two_processes):
     updates = [torch.load(of_two_processes / f"updates-{rank}.pt") for rank in range(2)]
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.layers_vanilla_transformer import EncoderLayer
 from vanilla_transformer_tools.evaluation.metrics import score
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.sharing.model_card import record_results
@@ -268,24 +267,6 @@ def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_trai
 
 
 # What an update is made from
-
-
-def test_chosen_kernel_trains_and_is_not_saved(corpus, tmp_path, monkeypatch):
-    kernels = set()
-    forward = EncoderLayer.forward
-
-    def record(self, *args, attn_implementation, **kwargs):
-        kernels.add((self.training, attn_implementation))
-        return forward(self, *args, attn_implementation=attn_implementation, **kwargs)
-
-    monkeypatch.setattr(EncoderLayer, "forward", record)
-
-    settings = {"attn_implementation": "eager", "max_validation_pairs": 1}
-    run_training(corpus, tmp_path, settings, max_steps=1)
-
-    assert kernels == {(True, "eager"), (False, "eager")}
-    assert "eager" not in (tmp_path / "config.json").read_text(encoding="utf-8")
-    assert read_json(tmp_path / "run.json")["settings"]["attn_implementation"] == "eager"
 
 
 def test_threads_are_chosen_once_before_the_plan(corpus, tmp_path, monkeypatch):

@@ -2,16 +2,7 @@
 
 import pytest
 
-from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translator
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    """Letters, as many as the tiny model has entries."""
-    return VanillaTransformerTokenizer.train(
-        ["abcdefghijklmnopqrstuvwxyz .,!?-'"], vocab_size=37, kind="char"
-    )
 
 
 @pytest.fixture

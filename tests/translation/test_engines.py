@@ -250,19 +250,6 @@ def test_alignment_is_the_most_of_the_mean_of_the_heads_of_the_last_layer_but_on
     assert len(set(expected)) > 1
 
 
-def test_no_token_is_aligned_to_the_end_of_the_source(tiny_model):
-    target = [7, 19, 30, 4, 2]
-    engine = TorchEngine(tiny_model)
-
-    (as_text,) = engine.force(SOURCES[:1], [target], align=True)
-    # The most that leaves one token of text.
-    end = len(SOURCES[0]) - 1
-    (all_ends,) = engine.force(SOURCES[:1], [target], align=True, end_length=end)
-
-    assert any(as_text.alignment)
-    assert all_ends.alignment == [0] * len(target)
-
-
 # Ensembles
 
 

@@ -20,37 +20,6 @@ LINES = [
 ]
 
 
-def test_alternatives_are_the_next_best(tiny_model, tokenizer, build):
-    translator = build(num_beams=3, num_hypotheses=3, scores=True)
-
-    results = list(translator.translate(LINES))
-
-    for line, result in zip(LINES, results, strict=True):
-        group = [result, *result.alternatives]
-        assert len(group) == 3
-        scores = [one.score for one in group]
-        assert scores == sorted(scores, reverse=True)
-        assert len(set(scores)) == (3 if line.strip() else 1)
-    plain = list(build(num_beams=3).translate(LINES))
-    assert [result.text for result in results] == [result.text for result in plain]
-    assert {result.score for result in plain} == {None}
-
-
-def test_details_belong_to_their_line_and_rank(build, tokenizer):
-    translator = build(num_beams=3, num_hypotheses=2, details=True)
-
-    for line, result in zip(LINES, translator.translate(LINES), strict=True):
-        for one in (result, *result.alternatives):
-            ids = tokenizer.convert_tokens_to_ids(list(one.tokens))
-            # The blanks around the line are those of the source.
-            assert tokenizer.decode(ids, skip_special_tokens=True).strip() == one.text.strip()
-            assert len(one.tokens) == len(one.token_scores)
-        if line.strip():
-            assert result.tokens != result.alternatives[0].tokens
-            ids = tokenizer(line.strip())["input_ids"]
-            assert list(result.source_tokens) == tokenizer.convert_ids_to_tokens(ids)
-
-
 def test_samples_count_in_the_batch(build, monkeypatch):
     rows = []
     search = TorchEngine._search
@@ -127,10 +96,3 @@ def test_dtype_is_as_saved_unless_told(tiny_model, tokenizer, tmp_path, settings
     assert loaded.engine.model.dtype == dtype
     for line, result in zip(LINES, loaded.translate(LINES), strict=True):
         assert not line.strip() or result.score < 0
-
-
-def test_prefix_longer_than_the_limit_is_followed_by_one_token(build):
-    result = next(build(max_extra_tokens=0).translate(["a"], "abcdefgh"))
-
-    assert result.text.startswith("abcdefgh")
-    assert len(result.text) <= 9

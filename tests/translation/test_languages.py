@@ -6,17 +6,15 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.interop.importing import import_model
 from vanilla_transformer_tools.sharing.push import _shared_files
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_codes
 from vanilla_transformer_tools.translation import Search, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import cut_line
 
-from ..support.pretrained import BUILD, GERMAN, save_pretrained_model
+from ..support.pretrained import BUILD, GERMAN
 
 LINES = GERMAN[5:400:140]
 EXTRA = 6
@@ -29,20 +27,9 @@ CODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Folder of a pretrained model and of what it became, made when it is asked for."""
-    made: dict[str, tuple[str, str]] = {}
-
-    def find(name: str) -> tuple[str, str]:
-        if name not in made:
-            root: Path = tmp_path_factory.mktemp(name)
-            source = save_pretrained_model(name, root / "source")
-            import_model(str(source), root / "imported")
-            made[name] = str(source), str(root / "imported")
-        return made[name]
-
-    return find
+@pytest.fixture
+def folders(pretrained):
+    return lambda name: tuple(map(str, pretrained(name)))
 
 
 def languages_of(name):
@@ -117,9 +104,8 @@ def test_ctranslate2_translates_like_torch(folders, tmp_path):
     assert exported == translate(imported, "nllb", **search)
 
 
-@pytest.mark.parametrize("name", ["marian", "mbart"])
-def test_pieces_of_a_long_line_are_as_long_as_they_may_be(folders, name):
-    tokenizer = AutoTokenizer.from_pretrained(folders(name)[1])
+def test_pieces_of_a_long_line_are_as_long_as_they_may_be(folders):
+    tokenizer = AutoTokenizer.from_pretrained(folders("mbart")[1])
     line = " ".join(GERMAN[:40])
 
     pieces = cut_line(line, tokenizer, 30)
@@ -164,27 +150,6 @@ def test_code_of_a_language_is_no_text(folders):
 
     assert found.tokens[0] == "__fr__"
     assert "__fr__" not in found.text
-
-
-def test_commands_take_the_languages_of_both_sides(folders, tmp_path, capsys):
-    _, imported = folders("m2m100")
-    languages = ["--source_language", "de", "--target_language", "fr"]
-    options = ["--model", imported, *languages, "--max_extra_tokens", str(EXTRA)]
-    expected = translate(imported, "m2m100")
-
-    main(["translate", *options, *LINES])
-    assert capsys.readouterr().out.splitlines() == expected
-
-    test = tmp_path / "test.tsv"
-    test.write_text("".join(f"{s}\t{t}\n" for s, t in zip(LINES, expected, strict=True)))
-    main(["evaluate", *options, "--test", str(test), "--metrics", "exact_match"])
-    assert "100" in capsys.readouterr().out
-
-    page = tmp_path / "page.html"
-    shown = ["--model", imported, *languages, "--output", str(page)]
-    main(["attention", *shown, LINES[0]])
-    main(["attention", *shown, LINES[0], "un"])
-    assert "__fr__" in page.read_text()
 
 
 def test_alignments_need_a_fast_tokenizer(folders):

@@ -60,14 +60,6 @@ def test_line_is_cut_at_sentences_else_blanks_else_tokens(letters, line, max_tok
     assert "".join(cut) == line
 
 
-def test_character_of_several_tokens_is_not_cut(subwords):
-    # Each takes four bytes, for which there are tokens only.
-    assert len(subwords("😀")["input_ids"]) > 4
-
-    assert cut_line("😀😁😂", subwords, 3) == ["😀", "😁", "😂"]
-    assert cut_line("😀😁😂", subwords, 10) == ["😀😁", "😂"]
-
-
 def random_line(rng):
     words = ["the", "old man", "Hello!", "there.", "日本語。", "😀", "x" * 30, "......", "\t", "\0"]
     blanks = ["", " ", " ", "  ", "\u3000"]

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.commands.command import Report
 from vanilla_transformer_tools.service.translators import RequestKind, Translators
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, Hypothesis
@@ -93,19 +92,3 @@ def test_service_counts_unknown_tokens():
     assert translators.translate(RequestKind("de", "en", 1), ["a"]) == [("x", "y")]
     counted = translators.metrics.registry.get_sample_value
     assert counted("vanilla_transformer_unknown_tokens_total") == 3
-
-
-@pytest.mark.parametrize(
-    ("tokens", "are_replaced", "message"),
-    [
-        (0, False, ""),
-        (1234, False, "1,234 unknown tokens in the translations were written as <unk>; see --rep"),
-        (2, True, "2 unknown tokens in the translations were replaced by source words."),
-    ],
-)
-def test_unknown_tokens_are_reported(capsys, tokens, are_replaced, message):
-    Report(unknown=tokens).show(are_replaced=are_replaced)
-
-    err = capsys.readouterr().err
-    assert err.startswith(message)
-    assert bool(err) == bool(tokens)
