@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ class Declaration:
     same: dict[str, str] = field(default_factory=dict)
 
     @classmethod
+    @cache
     def of(cls, model_type: str) -> "Declaration":
         """The declaration of a class of Transformers, or of `fairseq` or `marian_npz`.
 
