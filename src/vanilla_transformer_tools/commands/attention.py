@@ -166,6 +166,3 @@ def _align(translator: "Translator", settings: AttentionSettings, texts: _TextsT
     if settings.gold:
         score = score_alignments(alignments, gold)
         print(f"{score} ({len(gold):,} pairs)")
-        in_groups = score_alignments(alignments, gold, in_groups=True)
-        if in_groups != score:
-            print(f"{in_groups}, where words that a token straddles count as one")
