@@ -115,7 +115,7 @@ def _show(
         from vanilla_transformer_tools.inspection.attention_figures import plot_attention
 
         plot_attention(
-            maps.of_kind(settings.kind), output, layer=settings.layer, head=settings.head
+            getattr(maps, settings.kind), output, layer=settings.layer, head=settings.head
         )
     print(f"{output}: {maps.source} -> {maps.target}")
 
