@@ -97,7 +97,7 @@ class Page:
                     ],
                     "tokens": list(served.labels(best)),
                     "probabilities": list(map(exp, best.token_scores)),
-                    "links": served.links(best),
+                    "links": list(map(list, served.links(best))),
                 }
                 for line, best in zip(lines, translations, strict=True)
             ],
