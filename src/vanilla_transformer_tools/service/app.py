@@ -31,7 +31,8 @@ from vanilla_transformer_tools.service.requests import (
 from vanilla_transformer_tools.service.translators import AUTOMATIC, Translators
 from vanilla_transformer_tools.settings import ServeSettings
 from vanilla_transformer_tools.translation.marks import can_align
-from vanilla_transformer_tools.translation.markup import Split, joiner_of, split_html
+from vanilla_transformer_tools.translation.markup import Split, split_html
+from vanilla_transformer_tools.translation.segments import join_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Service:
         for lines, join in split:
             # Of each line, from those of its parts; a blank line has none, and itself.
             of_lines = [
-                [*map(joiner_of(line), zip(*found, strict=True))] or [str(line)] * count
+                [*map(join_pieces, zip(*found, strict=True))] or [str(line)] * count
                 for line, found in zip(lines, parts, strict=False)
             ]
             best, *others = (join([line[rank] for line in of_lines]) for rank in range(count))

@@ -76,16 +76,11 @@ class MarkedPiece:
 
     def escaped(self, text: str) -> str:
         """Text as it is written between marks."""
-        return escaped_html(text) if self.is_html else text
+        return escape(text, quote=False) if self.is_html else text
 
 
 # A line for a translator.
 Line = str | MarkedPiece
-
-
-def escaped_html(text: str) -> str:
-    """Text in a fragment of HTML."""
-    return escape(text, quote=False).replace("\xa0", "&nbsp;")
 
 
 def is_around(span: Span, text: str, start: int = 0, end: int | None = None) -> bool:

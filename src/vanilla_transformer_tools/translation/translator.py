@@ -29,7 +29,7 @@ from vanilla_transformer_tools.translation.marks import (
     symbols_of,
     with_items,
 )
-from vanilla_transformer_tools.translation.markup import joiner_of, split_html
+from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.placing import Line, MarkedPiece
 from vanilla_transformer_tools.translation.results import (
     LEAST_TOKENS,
@@ -416,8 +416,7 @@ class Translator:
                     number,
                     missing,
                 )
-            found = [translation for translation, _ in ready]
-            yield found[0] if len(found) == 1 else join_parts(found, joiner_of(row[0]))
+            yield join_parts([translation for translation, _ in ready])
 
     def _warn_of_cut(self, number: int, parts: list[Piece]) -> None:
         """Warns of the line of this number if it has more parts than sentences."""
