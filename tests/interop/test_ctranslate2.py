@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ctranslate2.converters import TransformersConverter
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -368,17 +367,6 @@ def test_weights_of_a_bfloat16_model_are_taken_over(model, export):
     engine = export(model.bfloat16())
 
     assert_translates_alike(model.float(), engine)
-
-
-def test_transformers_converter_finds_the_loader(model, tokenizer, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-
-    converter = TransformersConverter(str(tmp_path / "model"))
-    converter.convert(str(tmp_path / "ct2"), quantization="float32")
-
-    engine = CTranslate2Engine(tmp_path / "ct2", device="cpu")
-    assert_translates_alike(model, engine)
 
 
 @pytest.mark.parametrize(

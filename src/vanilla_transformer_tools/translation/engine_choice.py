@@ -51,7 +51,6 @@ from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.search import (
     Search,
-    has_several_ends,
     refuse_torch_only,
     torch_only,
 )
@@ -186,7 +185,7 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
         return
     if "float32" not in (dtype, saved.get("dtype") if dtype == "auto" else None):
         yield "the weights are not in float32"
-    for name in torch_only(read_generation_config(names[0]).to_diff_dict()):
+    for name in torch_only(read_generation_config(names[0])):
         yield f"the generation config sets `{name}`"
     width = VanillaTransformerConfig.from_pretrained(names[0]).d_model
     threads = torch.get_num_threads()
@@ -206,7 +205,7 @@ def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig
     exported = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
     config = GenerationConfig.from_pretrained(names[0])
     refuse_torch_only(config)
-    if has_several_ends(config.eos_token_id):
+    if isinstance(config.eos_token_id, list) and len(config.eos_token_id) > 1:
         raise ValueError(
             "The engine 'ctranslate2' needs one `eos_token_id` in generation_config.json, got "
             f"{config.eos_token_id}. Use the engine `torch`."

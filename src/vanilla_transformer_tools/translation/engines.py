@@ -243,7 +243,7 @@ class TorchEngine:
         if len(self.models) > 1:
             return True
         config = self.model.generation_config
-        others = torch_only(config.to_diff_dict()).keys() - FIELDS_OF_A_SEARCH
+        others = torch_only(config).keys() - FIELDS_OF_A_SEARCH
         return (
             _is_vanilla(self.model)
             and not (others or getattr(config, "use_transformers_search", False))
