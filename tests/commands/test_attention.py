@@ -79,16 +79,3 @@ def test_alignments_are_of_the_own_translations_without_targets(run, write):
     first, second = out.split("\n")[:2]
     assert first
     assert second == ""
-
-
-def test_units_that_tokens_straddle_are_scored_as_one_too(run, write):
-    files = write("a", "ein hund"), write("b", "a dog")
-    units = write("c", "ein h u n d"), write("d", "a d o g")
-
-    # Every unit belongs to every other.
-    gold = write("g", " ".join(f"{source}-{target}" for source in range(5) for target in range(4)))
-
-    _, out, _ = run("--alignments", *files, "--units", *units, "--gold", gold)
-
-    assert len(out.splitlines()) == 2
-    assert out.endswith(", where words that a token straddles count as one\n")

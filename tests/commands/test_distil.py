@@ -269,16 +269,14 @@ def test_outputs_of_another_job_are_not_mixed(distil, teachers, write, tmp_path,
     assert not no_training
 
 
-def test_changed_outputs_are_refused(distil, tmp_path, no_training):
-    distil()
-    outputs = tmp_path / "out" / "teacher" / "outputs.txt"
-    outputs.write_text(outputs.read_text("utf-8").upper(), "utf-8")
+def test_pairs_of_a_finished_run_stay_when_others_are_wanted(distil, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "out")
 
-    message = "other translations in it than were written"
-    assert_refused(distil(), message, "delete it to translate again")
+    assert_refused(distil("--targets", "both"), "--targets was ")
 
-    outputs.unlink()
-    assert distil().status == 0
+    assert pairs_of(tmp_path / "out") == pairs_of(whole)
+    # The size of the teacher's batches is free.
+    assert distil("--teacher_max_tokens_per_batch", 64, "--max_steps", 3).status == 0
 
 
 def test_teacher_that_writes_nothing_is_refused(distil, monkeypatch):

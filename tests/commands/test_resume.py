@@ -1,17 +1,15 @@
 """The command `translate --resume`: it continues the same job, and no other."""
 
 import json
-import os
 import shutil
 from contextlib import ExitStack
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from vanilla_transformer_tools.commands import translate as translate_command
 from vanilla_transformer_tools.commands.outputs import open_alone
-from vanilla_transformer_tools.commands.translate import JobRecord, record_path
+from vanilla_transformer_tools.commands.translate import record_path
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
@@ -144,16 +142,12 @@ def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tm
     assert out.read_bytes() == run(*argv[:4], *argv[6:], "--num_beams", 1)[1]
 
 
-@pytest.mark.parametrize("was_killed", [True, False])
-def test_resume_leaves_a_complete_output_as_it_is(run, job, was_killed, monkeypatch):
+def test_resume_leaves_a_complete_output_as_it_is(run, job, monkeypatch):
     argv, out = job()
     assert run(*argv, "--resume")[0] == 0
     monkeypatch.setattr(Translator, "from_pretrained", None)
-    record, before = JobRecord.read(record_path(out)), out.read_bytes()
-    if was_killed:
-        replace(record, output={}).write(record_path(out))
-    else:
-        monkeypatch.setattr(translate_command, "version", lambda _: "99.0")
+    monkeypatch.setattr(translate_command, "version", lambda _: "99.0")
+    before = out.read_bytes()
 
     status, printed, err = run(*argv, "--resume")
 
@@ -162,34 +156,14 @@ def test_resume_leaves_a_complete_output_as_it_is(run, job, was_killed, monkeypa
     assert_refused(run(*argv, "--num_beams", 1, "--resume"), out, before, "--num_beams 1 instead")
 
 
-def test_resume_cuts_half_a_line_off_or_refuses_a_complete_output_that_has_changed(run, job):
+def test_resume_cuts_half_a_line_off(run, job):
     argv, out = job()
     assert run(*argv, "--resume")[0] == 0
-    record, before = JobRecord.read(record_path(out)), out.read_bytes()
-    replace(record, output={}).write(record_path(out))
+    before = out.read_bytes()
     out.write_bytes(before + b"half")
+
     assert run(*argv, "--resume")[0] == 0
     assert out.read_bytes() == before
-    out.write_bytes(out.read_bytes().swapcase())
-
-    outcome = run(*argv, "--resume")
-
-    assert_refused(outcome, out, out.read_bytes(), "other translations in it than were written")
-
-
-def test_output_is_on_disk_before_its_record_says_that_it_is_complete(run, job, monkeypatch):
-    argv, out = job()
-    synced = []
-
-    def note(_):
-        synced.append(bool(JobRecord.read(record_path(out)).output))
-
-    monkeypatch.setattr(os, "fsync", note)
-
-    assert run(*argv, "--resume")[0] == 0
-
-    assert synced == [False]
-    assert JobRecord.read(record_path(out)).output
 
 
 def test_devices_and_jobs_without_an_input_have_no_record_at_the_end(run, folder, tmp_path):

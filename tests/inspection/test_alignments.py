@@ -95,19 +95,6 @@ def test_units_are_words_where_they_are_given(translator, monkeypatch):
     assert (0, 0) in alignment.links
 
 
-def test_units_that_a_token_straddles_are_a_group(tiny_model):
-    tokenizer = VanillaTransformerTokenizer.train(["abcd ef"] * 9, vocab_size=280)
-    tiny_model.resize_token_embeddings(len(tokenizer))
-    assert tokenizer.tokenize("abcd ef") == [" abcd", " ef"]
-
-    (alignment,) = align_words(
-        Translator(tiny_model, tokenizer), ["abcd ef ef"], ["ef"], (["ab c d e f ef"], ["ef"])
-    )
-
-    assert alignment.source_groups == (0, 0, 0, 1, 1, 2)
-    assert alignment.target_groups == (0,)
-
-
 def test_what_cannot_be_aligned_is_refused(translator):
     for targets, units, message in (
         (["a"], (["ein und"], ["a"]), "expected 'ein hund', got 'ein und'"),
@@ -121,7 +108,7 @@ def test_what_cannot_be_aligned_is_refused(translator):
 
 
 def aligned(*links, sizes=(9, 9)):
-    return WordAlignment(links, tuple(range(sizes[0])), tuple(range(sizes[1])))
+    return WordAlignment(links, sizes)
 
 
 def test_error_rate_is_that_of_och_and_ney():
@@ -132,14 +119,6 @@ def test_error_rate_is_that_of_och_and_ney():
     # A = 4 links, S = 3, of A 2 are sure and 3 possible.
     assert score == AlignmentScore(error_rate=1 - 5 / 7, precision=3 / 4, recall=2 / 3)
     assert str(score) == "AER 28.6%, precision 75.0%, recall 66.7%"
-
-
-def test_groups_forgive_what_tokens_cannot_tell_apart():
-    alignment = WordAlignment(((0, 0), (1, 0)), (0, 0, 1), (0, 1))
-    gold = [GoldAlignment.parse("0-0")]
-
-    assert score_alignments([alignment], gold).error_rate == pytest.approx(1 / 3)
-    assert score_alignments([alignment], gold, in_groups=True).error_rate == 0
 
 
 def test_gold_must_be_as_long_as_the_alignments():

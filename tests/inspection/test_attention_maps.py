@@ -307,8 +307,6 @@ def test_picture_has_a_row_for_each_token_that_attends(figure, kind, read, writt
 
 
 def test_pictures_name_the_extra_when_matplotlib_is_missing(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"\.png or \.svg file, got 'map\.pdf'"):
-        plot_attention(attention_map("ab", "cd"), tmp_path / "map.pdf")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(ImportError, match=r"pip install -e '\.\[plot\]'"):

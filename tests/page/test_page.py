@@ -60,6 +60,9 @@ def test_program_gets_numbers(page):
     assert scores == sorted(scores, reverse=True)
     assert len(first["tokens"]) == len(first["probabilities"])
     assert all(0 < probability <= 1 for probability in first["probabilities"])
+    assert "".join(word for word, _ in first["links"]) == first["translations"][0]["text"].replace(
+        " ", ""
+    )
 
 
 def test_file_has_one_line_for_each(page, tmp_path):

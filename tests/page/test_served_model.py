@@ -41,12 +41,10 @@ def test_panic_of_a_tokenizer_is_a_message(model, monkeypatch):
 
     monkeypatch.setattr(Translator, "translate", panic)
     monkeypatch.setattr("vanilla_transformer_tools.page.served_model.encode_pair", panic)
-    monkeypatch.setattr("vanilla_transformer_tools.page.served_model.link_parts", panic)
 
     for call in (
         lambda: list(model.translate(["ja"], Choices())),
         lambda: model.attention("ja", Choices()),
-        lambda: model.link([("ja", "yes")], Choices()),
     ):
         with pytest.raises(ValueError, match="The tokenizer of 'runs/one' failed: Onig"):
             call()
@@ -105,16 +103,6 @@ def test_attention_of_a_blank_or_long_line_is_refused(model, monkeypatch):
     for line, match in ((" ", "the line is blank"), ("ein hund", "at most 8 tokens, got 9")):
         with pytest.raises(ValueError, match=match):
             model.attention(line, Choices())
-
-
-def test_lines_that_are_cut_have_no_links(model):
-    model.translator.max_source_length = 8
-
-    linked = model.link(
-        [("ja", "a"), ("eine lange zeile", "b"), ("x", " "), ("nein", "c")], Choices()
-    )
-
-    assert ["".join(pair.source) for pair in linked] == ["ja", "nein"]
 
 
 def test_model_of_several_directions_offers_them(tmp_path):

@@ -24,7 +24,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from number_words import write_corpus
-from vanilla_transformer_tools.commands.translate import record_path
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.training.checkpoints import closed_checkpoints
 
@@ -317,10 +316,8 @@ def kill_translation(event: Round) -> None:
         command = event.disturb([*translating, *resume], event.draw.choice(signums))
         if command.status == 0:
             break
-        # A disk that was cut off may have kept less than was written, unless the job was complete.
-        record = record_path(output)
-        is_complete = record.exists() and read_json(record)["output"]
-        if output.exists() and not is_complete and event.draw.random() < 0.5:
+        # A disk that was cut off may have kept less than was written.
+        if output.exists() and event.draw.random() < 0.5:
             with output.open("r+b") as file:
                 file.truncate(event.draw.randint(0, output.stat().st_size))
         assert event.calm.translation.startswith(output.read_bytes() if output.exists() else b"")

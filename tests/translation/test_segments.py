@@ -158,8 +158,7 @@ def test_each_sentence_is_a_piece_and_only_long_lines_are_reported(letters, capl
         (["一。", "二。"], "一。二。"),
         (["一。", " 二。"], "一。 二。"),
         (["", "Two."], "Two."),
-        # Only HTML has such a blank.
-        (["One.", "&nbsp;Two."], "One. &nbsp;Two."),
+        (["One.", "\xa0Two."], "One.\xa0Two."),
     ],
 )
 def test_translations_of_pieces_are_joined_as_the_pieces_were(translations, line):

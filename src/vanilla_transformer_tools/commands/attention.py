@@ -115,7 +115,7 @@ def _show(
         from vanilla_transformer_tools.inspection.attention_figures import plot_attention
 
         plot_attention(
-            maps.of_kind(settings.kind), output, layer=settings.layer, head=settings.head
+            getattr(maps, settings.kind), output, layer=settings.layer, head=settings.head
         )
     print(f"{output}: {maps.source} -> {maps.target}")
 
@@ -166,6 +166,3 @@ def _align(translator: "Translator", settings: AttentionSettings, texts: _TextsT
     if settings.gold:
         score = score_alignments(alignments, gold)
         print(f"{score} ({len(gold):,} pairs)")
-        in_groups = score_alignments(alignments, gold, in_groups=True)
-        if in_groups != score:
-            print(f"{in_groups}, where words that a token straddles count as one")

@@ -319,7 +319,7 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
         from vanilla_transformer_tools.translation import Translator
     finally:
         gc.enable()
-    logger = logging.getLogger("vanilla_transformer_tools.translation.translator")
+    logger = logging.getLogger("vanilla_transformer_tools.translation")
     logger.setLevel(logging.INFO)
     logger.handlers = [_StandardError()]
     values = {

@@ -1,6 +1,5 @@
 """The `demo` command: a page in the browser for saved models."""
 
-import gc
 import signal
 import threading
 from contextlib import suppress
@@ -37,13 +36,9 @@ def demo(argv: list[str]) -> None:
     # Before the model is loaded. Gradio would try a hundred ports of a wrong host, and takes the
     # brackets of IPv6.
     bind(settings.host.strip("[]"), settings.port or 0).close()
-    # Without garbage collection, imports are half a second faster.
-    gc.disable()
-    try:
-        from vanilla_transformer_tools.page.app import launch
-        from vanilla_transformer_tools.page.page import Page
-    finally:
-        gc.enable()
+    from vanilla_transformer_tools.page.app import launch
+    from vanilla_transformer_tools.page.page import Page
+
     page = Page.load(
         settings.model or [],
         examples=settings.examples,

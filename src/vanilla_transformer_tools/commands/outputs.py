@@ -132,7 +132,7 @@ def opened_output(
             try:
                 yield partial(_write, file, repr(str(path)), True)
             finally:
-                # On disk, before the record of the job says that it is complete.
+                # A disk that fails may report it only now.
                 os.fsync(file.fileno())
 
 

@@ -1,6 +1,5 @@
 """The `serve` command: translations over HTTP."""
 
-import asyncio
 import signal
 import socket
 import sys
@@ -24,9 +23,6 @@ from vanilla_transformer_tools.settings import ServeSettings
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.service.app import Service
-
-# For reading the last answers after a signal.
-_READING_SECONDS = 10
 
 _EXAMPLE = """The API is LibreTranslate's: POST /translate with q (a text or a list of them), source
 and target, as JSON or as a form; GET /languages, /health and /metrics (Prometheus).
@@ -109,7 +105,7 @@ def _run(service: "Service", listener: socket.socket) -> None:
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     class Server(uvicorn.Server):
-        """Reports when it is ready, and stops without delay."""
+        """Reports when it is ready, and ends at once at a second Ctrl-C."""
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.should_exit and sig == signal.SIGINT:
@@ -125,20 +121,6 @@ def _run(service: "Service", listener: socket.socket) -> None:
                 file=sys.stderr,
                 flush=True,
             )
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            service.batcher.hasten()
-            hanging_up = asyncio.create_task(self.hang_up())
-            await super().shutdown(sockets)
-            hanging_up.cancel()
-
-        async def hang_up(self) -> None:
-            """Disconnects clients that do not read their answers, once all have been translated."""
-            while service.open_requests:
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(_READING_SECONDS)
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
 
     server = Server(server_config(build_app(service)))
     # Uvicorn passes the signal on when everything is finished.

@@ -63,6 +63,9 @@ def translate(argv: list[str]) -> None:
     if job.is_complete:
         print(f"{settings.output} is complete: {job.done:,} lines", file=sys.stderr)
         return
+    if settings.engine == "auto" and (settings.prefix or settings.prefix_file):
+        print("torch translates: CTranslate2 ends no output right after a prefix.", file=sys.stderr)
+        settings = replace(settings, engine="torch")
     translator = load_translator(
         settings,
         num_hypotheses=settings.n_best,
@@ -80,12 +83,10 @@ class JobRecord:
     Attributes:
         facts: Version, settings, and checksums of input and models, by their names in errors.
         search: Engine, beam width and length penalty with which the job began; empty before.
-        output: Size and checksum of the complete output; empty before.
     """
 
     facts: dict[str, Any]
     search: dict[str, Any] = field(default_factory=dict)
-    output: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: TranslateSettings) -> Self:
@@ -145,22 +146,12 @@ class JobRecord:
             )
         return replace(self, search=search)
 
-    def complete(self, output: Path) -> Self:
-        """The record of the job whose complete output this is."""
-        from vanilla_transformer_tools.saved_folder import describe_files
-
-        return replace(self, output=describe_files(output.parent, [output.name])[output.name])
-
     def differences(self, other: Self) -> list[str]:
-        """Facts in which another job differs, each with both values.
-
-        What was complete is the same whatever version continues with it.
-        """
+        """Facts in which another job differs, each with both values."""
         names = sorted(self.facts.keys() | other.facts.keys())
         was_now = {
             name: (self.facts.get(name, "missing"), other.facts.get(name, "missing"))
             for name in names
-            if not (self.output and name == _PACKAGE)
         }
         return [
             f"{name} {now} instead of {was}" for name, (was, now) in was_now.items() if was != now
@@ -257,12 +248,8 @@ class TranslationJob:
                 f"{number:,} lines instead of the {self.total:,} at the beginning. "
                 "Restore it, and continue with --output and --resume, or translate it anew."
             )
-        if path and record:
-            # With it, --resume recognises a complete output.
-            if self.settings.input:
-                record.complete(path).write(record_path(path))
-            else:
-                record_path(path).unlink(missing_ok=True)
+        if path and record and not self.settings.input:
+            record_path(path).unlink(missing_ok=True)
         return report
 
 
@@ -356,8 +343,6 @@ def _open_lines(
 
 def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
     """The job with a record, without the lines that an interrupted run of it has written."""
-    from vanilla_transformer_tools.saved_folder import differs
-
     path = record_path(output)
     earlier = JobRecord.read(path) if path.exists() else None
     record = JobRecord.of(job.settings)
@@ -370,20 +355,8 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
             "none. Delete the output to translate again, or choose another file."
         )
     done, kept = written_lines(output, 1 if job.settings.details else job.settings.n_best)
-    differences = earlier.differences(record)
-    total = job.total or 0
-    if done > total:
-        differences.append(f"{done:,} lines in it instead of at most {total:,}")
-    elif earlier.output and differs(output, earlier.output):
-        differences.append("other translations in it than were written")
-    if differences:
-        raise ValueError(
-            f"{str(output)!r} must be continued by the job that began it, got "
-            f"{'; '.join(differences)}. Give the same ones, or delete it to translate "
-            "again."
-        )
     prefixes = job.prefixes
-    return replace(
+    rest = replace(
         job,
         lines=islice(job.lines, done, None),
         prefixes=prefixes if isinstance(prefixes, str) else islice(prefixes, done, None),
@@ -392,6 +365,20 @@ def _after_earlier_run(job: TranslationJob, output: Path) -> TranslationJob:
         kept=kept,
         found=found,
     )
+    if rest.is_complete:
+        # It is the same whatever version looks at it.
+        earlier.facts[_PACKAGE] = record.facts[_PACKAGE]
+    differences = earlier.differences(record)
+    total = job.total or 0
+    if done > total:
+        differences.append(f"{done:,} lines in it instead of at most {total:,}")
+    if differences:
+        raise ValueError(
+            f"{str(output)!r} must be continued by the job that began it, got "
+            f"{'; '.join(differences)}. Give the same ones, or delete it to translate "
+            "again."
+        )
+    return rest
 
 
 def typed_lines() -> Iterator[str]:

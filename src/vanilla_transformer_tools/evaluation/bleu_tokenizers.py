@@ -16,6 +16,8 @@ import regex
 import sacrebleu
 from sacrebleu.tokenizers import tokenizer_spm
 
+from vanilla_transformer_tools.compression import without_suffix
+
 # Share of the letters of a line that put it into a row of `_WRITINGS`, and share of the lines of a
 # test set that a tokenizer must suit. Names and quotations in other scripts stay below.
 _SHARE = 0.2
@@ -27,8 +29,6 @@ _PACKAGES = {
     "flores200": ("sentencepiece",),
 }
 _LETTER = regex.compile(r"\p{L}")
-# Compressed text has a suffix after that of its language.
-_COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,7 @@ def resolve(
 
 def language_of_file(path: str) -> str | None:
     """The language that a file's name ends in, as in test.zh.gz, if BLEU depends on it."""
-    name = Path(path)
-    suffix = Path(name.stem).suffix if name.suffix in _COMPRESSED else name.suffix
-    code = suffix.removeprefix(".")
+    code = Path(without_suffix(path)).suffix.removeprefix(".")
     return code if _writing_of(code) else None
 
 

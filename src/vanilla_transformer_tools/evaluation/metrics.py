@@ -396,16 +396,11 @@ def compare(
     Raises:
         ValueError: If numbers of lines differ or are 0, a name is unknown, or resamples are few.
     """
-    counts = (len(first), len(second), len(references))
-    if len(set(counts)) > 1 or not references:
-        raise ValueError(
-            "`first`, `second` and `references` must have the same number of lines, at least one, "
-            f"got {counts[0]}, {counts[1]} and {counts[2]}. "
-            "Check that all belong to the same source lines."
-        )
     check_bootstrap(bootstrap)
     if not bootstrap:
         raise ValueError("`bootstrap` must be at least 40 resamples for a test, got 0.")
+    # It rejects other numbers of lines.
+    transposed(second, references)
     streams = transposed(first, references)
     tokenizer = resolve(tokenize, list(chain(*streams)))
     built = build_metrics(metrics, tokenizer.name, lowercase)

@@ -2,9 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Self
 
 from vanilla_transformer_tools.files import read_lines
@@ -60,24 +59,15 @@ class WordAlignment:
 
     Attributes:
         links: Source and target, in order.
-        source_groups: Number of the group of each source word. Words that share a token are in one
-            group, because attention to that token cannot tell them apart.
-        target_groups: The same for the target.
+        sizes: Number of words of the source, and of the target.
     """
 
     links: tuple[Link, ...]
-    source_groups: tuple[int, ...]
-    target_groups: tuple[int, ...]
+    sizes: tuple[int, int]
 
     def __str__(self) -> str:
         """In Pharaoh format, such as `0-0 1-2`: source and target, counted from 0."""
         return " ".join(f"{source}-{target}" for source, target in self.links)
-
-    def grouped(self, links: Iterable[Link]) -> set[Link]:
-        """Links between groups of words instead of words."""
-        return {
-            (self.source_groups[source], self.target_groups[target]) for source, target in links
-        }
 
 
 @dataclass(frozen=True)
@@ -173,23 +163,18 @@ def align_words(
             for target_word in words
             for source_word in source_words[position]
         }
-        yield WordAlignment(
-            tuple(sorted(links)),
-            _groups(source_words, len(lines[2].split())),
-            _groups(target_words, len(lines[3].split())),
-        )
+        sizes = len(lines[2].split()), len(lines[3].split())
+        yield WordAlignment(tuple(sorted(links)), sizes)
 
 
 def score_alignments(
-    alignments: Sequence[WordAlignment], gold: Sequence[GoldAlignment], *, in_groups: bool = False
+    alignments: Sequence[WordAlignment], gold: Sequence[GoldAlignment]
 ) -> AlignmentScore:
     """Compares the links of all pairs together with the gold links.
 
     Args:
         alignments: One for each pair.
         gold: One for each pair.
-        in_groups: Compares groups of words (see `WordAlignment`), so that tokens that are coarser
-            than words do not count against the attention.
 
     Raises:
         ValueError: If a pair has no gold alignment, or one links words that do not exist.
@@ -201,15 +186,19 @@ def score_alignments(
         )
     all_links = sure = possible_found = sure_found = 0
     for number, (alignment, truth) in enumerate(zip(alignments, gold, strict=True), start=1):
-        _check_range(number, alignment, truth)
-        links, sure_links, possible_links = (
-            alignment.grouped(group) if in_groups else set(group)
-            for group in (alignment.links, truth.sure, truth.possible)
-        )
+        sources, targets = alignment.sizes
+        for source, target in sorted(truth.possible):
+            if source >= sources or target >= targets:
+                raise ValueError(
+                    f"A gold link of pair {number} must be among its {sources} source and "
+                    f"{targets} target words, counted from 0, got {source}-{target}. Check that "
+                    "the file counts from 0, and that it splits the lines into the same words."
+                )
+        links = set(alignment.links)
         all_links += len(links)
-        sure += len(sure_links)
-        sure_found += len(links & sure_links)
-        possible_found += len(links & possible_links)
+        sure += len(truth.sure)
+        sure_found += len(links & truth.sure)
+        possible_found += len(links & truth.possible)
     return AlignmentScore(
         error_rate=1 - (sure_found + possible_found) / (all_links + sure)
         if all_links + sure
@@ -217,20 +206,3 @@ def score_alignments(
         precision=possible_found / all_links if all_links else 1.0,
         recall=sure_found / sure if sure else 1.0,
     )
-
-
-def _check_range(number: int, alignment: WordAlignment, truth: GoldAlignment) -> None:
-    sizes = len(alignment.source_groups), len(alignment.target_groups)
-    for source, target in sorted(truth.possible):
-        if source >= sizes[0] or target >= sizes[1]:
-            raise ValueError(
-                f"A gold link of pair {number} must be among its {sizes[0]} source and {sizes[1]} "
-                f"target words, counted from 0, got {source}-{target}. Check that the file counts "
-                "from 0, and that it splits the lines into the same words."
-            )
-
-
-def _groups(tokens: list[set[int]], count: int) -> tuple[int, ...]:
-    """Number of the group of each word; words that share a token are in one group."""
-    joined = {word for words in tokens for word in words if word + 1 in words}
-    return tuple(accumulate((word not in joined for word in range(count - 1)), initial=0))[:count]

@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 RIGHT_TO_LEFT_MARK = "\u200f"
 
-FORMATS = ("png", "svg")
-
 # Families that cover many scripts, or one that matplotlib's own font lacks.
 _OF_MANY_SCRIPTS = re.compile("Noto Sans|Unifont|Droid Sans|Arial Unicode|WenQuanYi|Hiragino Sans")
 _GLYPH = re.compile(r"Glyph (\d+) .*missing from")
@@ -56,9 +54,8 @@ def plot_attention(
 
     Raises:
         ImportError: If matplotlib is not installed; the message says how to install it.
-        ValueError: If there is no such layer or head, or the path has another suffix.
+        ValueError: If there is no such layer or head, or matplotlib does not know the suffix.
     """
-    _check_format(path)
     weights = attention.select(layer, head)
     rows, columns = weights.shape
     cell = min(_CELL, _LONGEST_SIDE / max(rows, columns))
@@ -109,9 +106,8 @@ def plot_positions(model: PreTrainedModel, path: Path, positions: int) -> Path:
 
     Raises:
         ImportError: If matplotlib is not installed; the message says how to install it.
-        ValueError: If the number is out of range, or suffix or model are of another kind.
+        ValueError: If the number is out of range, or the model is of another class.
     """
-    _check_format(path)
     if not 1 <= positions <= _MOST_POSITIONS:
         raise ValueError(
             f"`positions` must be between 1 and {_MOST_POSITIONS:,}, got {positions:,}."
@@ -151,11 +147,6 @@ def position_encodings(model: PreTrainedModel, positions: int) -> Tensor:
     position_ids = torch.arange(positions, device=model.device)[None]
     encodings: Tensor = model.get_encoder().embed_positions(position_ids, torch.float32)
     return encodings[0].cpu()
-
-
-def _check_format(path: Path) -> None:
-    if path.suffix[1:] not in FORMATS:
-        raise ValueError(f"A picture must be a .png or .svg file, got {path.name!r}.")
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from tokenizers import decoders
@@ -117,19 +117,6 @@ class AttentionMaps:
     encoder: AttentionMap
     decoder: AttentionMap
     cross: AttentionMap
-
-    def of_kind(self, kind: str) -> AttentionMap:
-        """One of the three.
-
-        Raises:
-            ValueError: If there is no such kind.
-        """
-        if kind not in get_args(AttentionKind):
-            raise ValueError(
-                f"`kind` must be one of {', '.join(get_args(AttentionKind))}, got {kind!r}."
-            )
-        chosen: AttentionMap = getattr(self, kind)
-        return chosen
 
 
 @torch.inference_mode()
@@ -270,7 +257,11 @@ def _readable(text: str) -> str:
 
 
 def attention_page(
-    maps: AttentionMaps, *, kind: str = "cross", layer: int | None = None, head: int | None = None
+    maps: AttentionMaps,
+    *,
+    kind: AttentionKind = "cross",
+    layer: int | None = None,
+    head: int | None = None,
 ) -> str:
     """A page on which readers choose kind, layer and head, and follow tokens.
 
@@ -281,9 +272,9 @@ def attention_page(
         head: Shown first, counted from 1; None: the mean of all heads.
 
     Raises:
-        ValueError: If there is no such kind, layer or head.
+        ValueError: If there is no such layer or head.
     """
-    first = maps.of_kind(kind)
+    first: AttentionMap = getattr(maps, kind)
     first.select(layer, head)
     content = {
         "source": maps.source,

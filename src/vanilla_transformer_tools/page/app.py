@@ -1,10 +1,9 @@
 """The page as a Gradio app: its components, the events between them, and its API."""
 
-import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from difflib import SequenceMatcher
 from html import escape
@@ -26,12 +25,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.page.page import LARGEST_FILE, Page
-from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, Choices, runs_from_right
+from vanilla_transformer_tools.page.served_model import WIDEST_BEAM, runs_from_right
 from vanilla_transformer_tools.service.connections import (
     Connection,
     allowed_hosts,
     of_own_origin,
-    report_failed_accepts_once,
 )
 from vanilla_transformer_tools.text.blanks import UNBLANKED
 
@@ -45,8 +43,6 @@ _CONTENT_POLICY = (
 )
 # The Hub shows a Space in a frame.
 _FRAMES_OF_SPACES = " https://huggingface.co"
-# Gradio takes its own address from them; in a Space and with --share its proxies set them.
-_CLAIMED_ADDRESSES = (b"x-forwarded-host", b"x-gradio-server")
 # Gradio leaves a field that shows a result without a name, and screen readers without its news.
 _NAMES = """<script>new MutationObserver(() => {
   document.querySelector("#vt-output textarea")?.setAttribute("aria-label", "Translation");
@@ -266,15 +262,6 @@ class _Layout:
         if len(numbered) > _MOST_LINES:
             status += _message(f"Tokens and links are shown for the first {_MOST_LINES} lines.")
         lines = list(numbered.values())[:_MOST_LINES]
-        pairs = [(line["source"], line["translations"][0]["text"]) for line in lines]
-        links: Marked = []
-        try:
-            linked = self.page.model(values[self.model]).link(pairs, Choices.of(settings))
-            for pair in linked:
-                links += [(" ".join(pair.source) + "\n", None), *pair.linked(), ("\n", None)]
-        except ValueError as error:
-            # Only fast tokenizers know the places of their tokens.
-            status += _message(str(error))
         names = [
             (f"{number}: {line['source'][:_LABEL_LENGTH]}", number)
             for number, line in numbered.items()
@@ -285,7 +272,7 @@ class _Layout:
             self.status: status,
             self.hypotheses: _rows(numbered),
             self.tokens: gr.update(value=_tokens(lines), rtl=is_from_right),
-            self.links: gr.update(value=links, rtl=is_from_right),
+            self.links: gr.update(value=_links(lines), rtl=is_from_right),
             self.line: gr.update(choices=names, value=names[0][1]),
         }
 
@@ -375,6 +362,15 @@ def _tokens(lines: Sequence[dict[str, Any]]) -> Marked:
     return marked
 
 
+def _links(lines: Sequence[dict[str, Any]]) -> Marked:
+    """Lines, and the words of their translations, each with the words that it is linked to."""
+    marked: Marked = []
+    for line in lines:
+        words = [(word, linked) if linked else (f"{word} ", None) for word, linked in line["links"]]
+        marked += [(line["source"] + "\n", None), *words, ("\n", None)]
+    return marked
+
+
 def mark_differences(first: str, second: str) -> tuple[Marked, Marked]:
     """Two texts in pieces, of which those that the other text lacks are marked."""
     columns: tuple[Marked, Marked] = [], []
@@ -416,15 +412,8 @@ def build_app(page: Page) -> gr.Blocks:
     return app
 
 
-def guarded(app: ASGIApp, policy: str, hidden: Collection[bytes] = ()) -> ASGIApp:
-    """An app that tells browsers to ask no other host.
-
-    Args:
-        app: ASGI app that answers.
-        policy: Content-Security-Policy of each answer.
-        hidden: Names of the headers of requests that the app does not get, such as those by which
-            clients claim an address for the page.
-    """
+def guarded(app: ASGIApp, policy: str) -> ASGIApp:
+    """An app that tells browsers to ask no other host, by the Content-Security-Policy `policy`."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
@@ -433,8 +422,7 @@ def guarded(app: ASGIApp, policy: str, hidden: Collection[bytes] = ()) -> ASGIAp
                 message["headers"] = [*message["headers"], field]
             await send(message)
 
-        kept = [field for field in scope.get("headers", ()) if field[0] not in hidden]
-        await app({**scope, "headers": kept}, receive, send_with_policy)
+        await app(scope, receive, send_with_policy)
 
     return answer
 
@@ -464,19 +452,16 @@ def launch(
     """
     # Others choose the host of the requests there.
     is_space = get_space() is not None
-    is_behind_a_proxy = share or is_space
     allowed = allowed_hosts(host or "127.0.0.1", hosts)
 
     @asynccontextmanager
     async def lifespan(server: Any) -> AsyncIterator[None]:
-        report_failed_accepts_once(asyncio.get_running_loop())
         # Around Gradio's own middleware, which answers some requests itself.
         stack = server.middleware_stack
-        if not is_behind_a_proxy:
+        if not (share or is_space):
             stack = TrustedHostMiddleware(of_own_origin(stack), allowed, False)
         policy = _CONTENT_POLICY + _FRAMES_OF_SPACES * is_space
-        hidden = () if is_behind_a_proxy else _CLAIMED_ADDRESSES
-        server.middleware_stack = guarded(stack, policy, hidden)
+        server.middleware_stack = guarded(stack, policy)
         yield
 
     app = build_app(page)

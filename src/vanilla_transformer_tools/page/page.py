@@ -72,7 +72,7 @@ class Page:
     def translate(
         self, text: str, model: str | None = "", settings: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Translate lines: all translations with scores, and the probability of each token.
+        """Translate lines: all translations with scores; tokens and word links of the best one.
 
         Args:
             text: One line or several.
@@ -97,6 +97,7 @@ class Page:
                     ],
                     "tokens": list(served.labels(best)),
                     "probabilities": list(map(exp, best.token_scores)),
+                    "links": list(map(list, served.links(best))),
                 }
                 for line, best in zip(lines, translations, strict=True)
             ],

@@ -3,6 +3,7 @@
 import re
 import threading
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -10,16 +11,16 @@ from functools import lru_cache
 from math import isqrt
 from typing import Any, Self, cast, get_args
 
-from transformers import BatchEncoding
+from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.inspection.alignments import Link, align_words
 from vanilla_transformer_tools.inspection.attention_maps import (
+    BLANK,
     attention_page,
     labels_of_tokens,
     read_attention,
 )
 from vanilla_transformer_tools.saved_folder import read_generation_config
-from vanilla_transformer_tools.text.blanks import UNBLANKED, without_blank_ends
+from vanilla_transformer_tools.text.blanks import UNBLANKED
 from vanilla_transformer_tools.text.panics import is_panic
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, offered_languages
 from vanilla_transformer_tools.translation import Translation, Translator
@@ -36,56 +37,8 @@ MOST_WEIGHTS = 1_500_000
 # Directions and searches that a model is kept ready for.
 _TRANSLATORS = 16
 _UNBLANKED = re.compile(f"[{UNBLANKED}]")
-
-
-@dataclass(frozen=True)
-class LinkedPair:
-    """A line and its translation in parts, and which of them belong together.
-
-    Attributes:
-        source: Parts of the line.
-        target: Parts of its translation.
-        links: Places of a part of the line and of one of its translation, counted from 0.
-    """
-
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    links: tuple[Link, ...]
-
-    def linked(self) -> list[tuple[str, str | None]]:
-        """The parts of the translation, each with the parts of the line that it is linked to."""
-        of_part: list[list[str]] = [[] for _ in self.target]
-        for source, target in self.links:
-            of_part[target].append(self.source[source])
-        return [
-            (part, " ".join(linked)) if linked else (f"{part} ", None)
-            for part, linked in zip(self.target, of_part, strict=True)
-        ]
-
-
-def link_parts(
-    translator: Translator, sources: Sequence[str], targets: Sequence[str]
-) -> list[LinkedPair]:
-    """Links words, as `align_words` does; text without blanks is taken by its tokens.
-
-    Args:
-        translator: Translator with the torch engine and fast tokenizers.
-        sources: Lines, none of them blank.
-        targets: Their translations.
-
-    Raises:
-        ValueError: If a tokenizer does not know the places of its tokens.
-    """
-    # `align_words` reads them without blank ends, too.
-    sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
-    pair = translator.tokenizers
-    parts = []
-    for source, target in zip(sources, targets, strict=True):
-        read, written = encode_pair(pair, source, target)
-        parts.append((_parts(source, read), _parts(target, written)))
-    units = [" ".join(source) for source, _ in parts], [" ".join(target) for _, target in parts]
-    alignments = align_words(translator, sources, targets, units)
-    return [LinkedPair(*both, one.links) for both, one in zip(parts, alignments, strict=True)]
+# Label of a byte of a character after the first.
+_LATER_BYTE = re.compile(r" [2-4]/[2-4]$")
 
 
 def runs_from_right(text: str) -> bool:
@@ -94,19 +47,40 @@ def runs_from_right(text: str) -> bool:
     return next((kind for kind in kinds if kind in ("L", "R", "AL")), "L") != "L"
 
 
-def _parts(text: str, encoding: BatchEncoding) -> tuple[str, ...]:
-    """Words, or the tokens of a text that is a single word or has words without blanks."""
-    words = text.split()
-    if len(words) != 1 and not _UNBLANKED.search(text):
-        return tuple(words)
-    parts: list[str] = []
-    last = 0
-    for _, end in encoding.get("offset_mapping", []):
-        # The bytes of one character have the same place.
-        if end > last:
-            parts += text[last:end].split()
-            last = end
-    return (*parts, *text[last:].split())
+def parts_of(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]
+) -> tuple[list[str], dict[int, int]]:
+    """Words of a text, and the number of the word of each token, by the place of the token.
+
+    Text of a single word, or in a script without blanks, is taken by its tokens.
+
+    Args:
+        tokenizer: The one that made the tokens.
+        tokens: Tokens of one text; special ones belong to no word.
+    """
+    special = {str(one) for one in tokenizer.added_tokens_decoder.values() if one.special}
+    special -= {tokenizer.unk_token}
+    labels = labels_of_tokens(tokenizer, tokens)
+
+    def grouped(by_words: bool) -> list[list[int]]:
+        groups: list[list[int]] = []
+        is_inside = False
+        for place, label in enumerate(labels):
+            goes_on = not label.startswith(BLANK) if by_words else _LATER_BYTE.search(label)
+            is_text = tokens[place] not in special and label.strip(BLANK)
+            if is_text and is_inside and goes_on:
+                groups[-1].append(place)
+            elif is_text:
+                groups.append([place])
+            is_inside = bool(is_text)
+        return groups
+
+    groups = grouped(by_words=True)
+    if len(groups) == 1 or _UNBLANKED.search("".join(labels)):
+        groups = grouped(by_words=False)
+    spelled = ([tokens[place] for place in group] for group in groups)
+    parts = [tokenizer.convert_tokens_to_string(part).strip() for part in spelled]
+    return parts, {place: number for number, group in enumerate(groups) for place in group}
 
 
 @dataclass(frozen=True)
@@ -250,22 +224,18 @@ class ServedModel:
                 translations = list(translator.translate(part, first_line=1 + first))
             yield from translations
 
-    def link(self, pairs: Sequence[tuple[str, str]], choices: Choices) -> list[LinkedPair]:
-        """Word links of lines and their translations; blank and very long pairs are left out.
-
-        Raises:
-            ValueError: If the tokenizer does not know the places of its tokens.
-        """
-        translator = self._translator(choices, False)
-        tokenizers, most = translator.tokenizers, translator.max_source_length
-        with self._turn():
-            kept = [
-                pair
-                for pair in pairs
-                if all(map(str.strip, pair))
-                and all(len(one["input_ids"]) <= most for one in encode_pair(tokenizers, *pair))
-            ]
-            return link_parts(translator, [line for line, _ in kept], [text for _, text in kept])
+    def links(self, translation: Translation) -> list[tuple[str, str | None]]:
+        """Words of a translation, each with the words of its line that it attended to, if any."""
+        sources, source_of = parts_of(self.tokenizers.source, translation.source_tokens)
+        targets, target_of = parts_of(self.tokenizers.target, translation.tokens)
+        linked: dict[int, set[int]] = defaultdict(set)
+        for source, target in translation.alignment:
+            if source in source_of and target in target_of:
+                linked[target_of[target]].add(source_of[source])
+        return [
+            (part, " ".join(sources[source] for source in sorted(linked[number])) or None)
+            for number, part in enumerate(targets)
+        ]
 
     def attention(self, line: str, choices: Choices) -> str:
         """The HTML page of the attention while the model translates a line.

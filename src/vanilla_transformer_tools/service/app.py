@@ -20,11 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError, Results
-from vanilla_transformer_tools.service.connections import (
-    allowed_hosts,
-    of_own_origin,
-    report_failed_accepts_once,
-)
+from vanilla_transformer_tools.service.connections import allowed_hosts, of_own_origin
 from vanilla_transformer_tools.service.requests import (
     FORM,
     RefusedError,
@@ -35,7 +31,8 @@ from vanilla_transformer_tools.service.requests import (
 from vanilla_transformer_tools.service.translators import AUTOMATIC, Translators
 from vanilla_transformer_tools.settings import ServeSettings
 from vanilla_transformer_tools.translation.marks import can_align
-from vanilla_transformer_tools.translation.markup import Split, joiner_of, split_html
+from vanilla_transformer_tools.translation.markup import Split, split_html
+from vanilla_transformer_tools.translation.segments import join_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +124,7 @@ class Service:
         for lines, join in split:
             # Of each line, from those of its parts; a blank line has none, and itself.
             of_lines = [
-                [*map(joiner_of(line), zip(*found, strict=True))] or [str(line)] * count
+                [*map(join_pieces, zip(*found, strict=True))] or [str(line)] * count
                 for line, found in zip(lines, parts, strict=False)
             ]
             best, *others = (join([line[rank] for line in of_lines]) for rank in range(count))
@@ -175,7 +172,6 @@ def build_app(service: Service) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        report_failed_accepts_once(asyncio.get_running_loop())
         yield
         await asyncio.to_thread(service.batcher.close)
 

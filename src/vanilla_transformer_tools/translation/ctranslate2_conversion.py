@@ -1,6 +1,5 @@
 """Our models as models of CTranslate2; anything that its specification lacks is an error.
 
-Importing this module also lets `ctranslate2.converters.TransformersConverter` convert our models.
 `vanilla_transformer_tools.interop.export` also compares the translations of both models.
 """
 
@@ -14,14 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
-from vanilla_transformer_tools.translation.search import (
-    has_several_ends,
-    never_generated,
-    start_and_ends,
-)
+from vanilla_transformer_tools.translation.search import never_generated, start_and_ends
 
 try:
-    from ctranslate2.converters.transformers import ModelLoader, register_loader
+    from ctranslate2.converters.transformers import ModelLoader
     from ctranslate2.specs.common_spec import Activation
     from ctranslate2.specs.transformer_spec import (
         TransformerDecoderSpec,
@@ -64,7 +59,6 @@ def position_table_length(config: VanillaTransformerConfig) -> int:
     return int(min(config.last_position, max(2048, 2 * config.max_position_embeddings)))
 
 
-@register_loader("VanillaTransformerConfig")
 class VanillaTransformerLoader(ModelLoader):
     """Fills CTranslate2's specification of a Transformer from one of our models.
 
@@ -73,8 +67,6 @@ class VanillaTransformerLoader(ModelLoader):
     are therefore normalised over the remaining tokens, while Transformers' beam search normalises
     over all and then forbids some.
     """
-
-    architecture_name = "AutoModelForSeq2SeqLM"
 
     def get_model_spec(self, model: PreTrainedModel) -> TransformerSpec:
         """The weights in CTranslate2's layout.
@@ -94,7 +86,7 @@ class VanillaTransformerLoader(ModelLoader):
                 f"got {config.activation_function!r}."
             )
         _, ends = start_and_ends(model)
-        if ends == [None] or has_several_ends(ends):
+        if ends == [None] or len(ends) > 1:
             faults.append(f"`eos_token_id` must be one id, got {ends}.")
         if faults:
             raise ValueError(
@@ -125,26 +117,6 @@ class VanillaTransformerLoader(ModelLoader):
         spec.decoder.projection.bias = bias
         self._refuse_left_out_parameters(spec, model)
         return spec
-
-    def get_vocabulary(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[str], list[str]]:
-        """The token of each id, of source and target.
-
-        Raises:
-            ValueError: If a tokenizer has ids that the model has no row for.
-        """
-        pair = TokenizerPair.of_model(model, tokenizer)
-        return (
-            _tokens(tokens_by_id(pair.source, "source"), model.config, "vocab_size"),
-            _tokens(tokens_by_id(pair.target, "target"), model.config, "target_vocab_size"),
-        )
-
-    def set_vocabulary(self, spec: TransformerSpec, tokens: tuple[list[str], list[str]]) -> None:
-        """CTranslate2 writes one file where both sides have the same tokens."""
-        source, target = tokens
-        spec.register_source_vocabulary(source)
-        spec.register_target_vocabulary(target)
 
     def set_config(
         self, config: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
@@ -225,13 +197,21 @@ def convert(
         quantization: Type of the weights, one of CTranslate2's.
 
     Raises:
-        ValueError: If CTranslate2's specification cannot hold the model.
+        ValueError: If CTranslate2's specification cannot hold the model, or the model has no rows
+            for some ids of a tokenizer.
     """
     if quantization != "float32":
         # CTranslate2 rounds the weights in place.
         model = deepcopy(model)
+    loader = VanillaTransformerLoader()
     with torch.no_grad():
-        spec = VanillaTransformerLoader()(model, tokenizer)
+        spec = loader.get_model_spec(model)
+    loader.set_config(spec.config, model, tokenizer)
+    pair = TokenizerPair.of_model(model, tokenizer)
+    source, target = tokens_by_id(pair.source, "source"), tokens_by_id(pair.target, "target")
+    # CTranslate2 writes one file where both sides have the same tokens.
+    spec.register_source_vocabulary(_tokens(source, model.config, "vocab_size"))
+    spec.register_target_vocabulary(_tokens(target, model.config, "target_vocab_size"))
     spec.validate()
     spec.optimize(quantization=quantization)
     folder.mkdir(exist_ok=True)

@@ -1,8 +1,6 @@
 """Search with CTranslate2, over a folder that `vanilla-transformer export` made."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from transformers import GenerationConfig
 
 from vanilla_transformer_tools.files import parse_json, read_text
 from vanilla_transformer_tools.saved_folder import read_object
-from vanilla_transformer_tools.translation.engines import Hypothesis, refuse_longer
+from vanilla_transformer_tools.translation.engines import Hypothesis
 from vanilla_transformer_tools.translation.search import Search
 
 _CONFIG_FIELDS = ("position_table_length", "max_position_embeddings", "eos_token")
@@ -23,9 +21,10 @@ class CTranslate2Engine:
 
     Scores are normalised over the tokens that may be generated. Those of Transformers include
     `<pad>` and `<s>`, to which a trained model gives next to no probability.
-    A source of only `</s>` has the empty translation, with score 0. Samples come from
-    CTranslate2's own random numbers, which it seeds once (`ctranslate2.set_random_seed` before the
-    engine is made): `seed` of a search has no effect.
+    A source of only `</s>` has the empty translation, with score 0. After a prefix, a beam finds no
+    output that ends at once. Samples come from CTranslate2's own random numbers, which it seeds
+    once (`ctranslate2.set_random_seed` before the engine is made): `seed` of a search has no
+    effect.
 
     Attributes:
         name: Name of the engine, with version and type.
@@ -63,23 +62,24 @@ class CTranslate2Engine:
         path = Path(folder)
         config = read_object(path / "config.json") if (path / "config.json").is_file() else {}
         if missing := [name for name in _CONFIG_FIELDS if name not in config]:
-            raise _no_export(folder, f"`{missing[0]}` in its config.json")
+            raise ValueError(
+                f"{str(folder)!r} must be a folder that `vanilla-transformer export --format "
+                f"ctranslate2` made, got no `{missing[0]}` in its config.json. Export the model."
+            )
         self.max_positions: int = config["max_position_embeddings"]
         self.last_position: float = config["position_table_length"]
         self.end_token: str = config["eos_token"]
-        self.source_tokens, self.target_tokens = (
-            _read_vocabulary(path, side) for side in ("source", "target")
-        )
-        self.ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
-        if self.end_token not in self.ids:
-            raise _no_export(folder, f"{self.end_token!r} in its vocabulary")
-        self.end_id = self.ids[self.end_token]
         threads = torch.get_num_threads()
         on_gpu = device == "cuda" or (device == "auto" and get_cuda_device_count() > 0)
         # Threads of one part of a batch would wait for each other in every step.
         self.parts = 1 if on_gpu else threads
         self.patience = patience
         try:
+            self.source_tokens, self.target_tokens = (
+                _read_vocabulary(path, side) for side in ("source", "target")
+            )
+            self.ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
+            self.end_id = self.ids[self.end_token]
             self.translator = Translator(
                 str(folder),
                 device=device,
@@ -87,7 +87,7 @@ class CTranslate2Engine:
                 inter_threads=self.parts,
                 intra_threads=1,
             )
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"CTranslate2 {__version__} cannot load {str(folder)!r} on the device {device!r} "
                 f"to compute in {compute_type!r}: {str(error).rstrip('.')}. Export the model again "
@@ -110,13 +110,11 @@ class CTranslate2Engine:
         Raises:
             ValueError: If a source is longer than the position table.
         """
-        refuse_longer(
-            sources,
-            self.last_position,
-            "the exported model",
-            "Cut it, use the engine `torch`, or export a model with a larger "
-            "`max_position_embeddings`.",
-        )
+        if (longest := max(map(len, sources))) > self.last_position:
+            raise ValueError(
+                f"The exported model has positions for {self.last_position} tokens, got {longest}. "
+                "Cut the text, or export a model with a larger `max_position_embeddings`."
+            )
         least = len(search.opening(prefixes[0])) + 1
         limits = [max(int(min(limit, self.last_position)), least) for limit in limits]
         results: dict[int, list[Hypothesis]] = {}
@@ -150,9 +148,9 @@ class CTranslate2Engine:
             for index in indices
         ]
         length, uncounted = len(begun[0]), search.uncounted(prefixes[0])
-        # Beam search ignores `</s>` directly after a prefix, and would continue.
-        is_beam_after_prefix = length > 0 and search.num_beams > 1
         patience = self.patience if search.num_beams > 1 else 1
+        # Beam search ignores `</s>` directly after a prefix, and would continue after it.
+        least = length + 1 if length and search.num_beams > 1 else 0
         count = search.num_hypotheses
         results = self.translator.translate_batch(
             spelled,
@@ -168,62 +166,15 @@ class CTranslate2Engine:
             max_batch_size=-(-len(indices) // self.parts),
             max_input_length=0,
             max_decoding_length=limit,
-            min_decoding_length=max(
-                min(search.min_length, limit), (length + 1) * is_beam_after_prefix
-            ),
+            min_decoding_length=max(min(search.min_length, limit), least),
             repetition_penalty=search.repetition_penalty,
             no_repeat_ngram_size=search.no_repeat_ngram_size,
             length_penalty=search.length_penalty,
             return_scores=True,
             return_end_token=True,
         )
-        found = [self._hypotheses(result, uncounted, search.length_penalty) for result in results]
-        if is_beam_after_prefix and search.min_length <= length:
-            found = self._with_ends_after_prefix(found, spelled, begun, search, uncounted)
+        found = (self._hypotheses(result, uncounted, search.length_penalty) for result in results)
         return dict(zip(indices, found, strict=True))
-
-    def _with_ends_after_prefix(
-        self,
-        found: list[list[Hypothesis]],
-        sources: list[list[str]],
-        prefixes: list[list[str]],
-        search: Search,
-        uncounted: int,
-    ) -> list[list[Hypothesis]]:
-        """Adds the output that ends directly after the prefix, if the beam would have kept it.
-
-        The scores of what was found are as if `</s>` were impossible there.
-        """
-
-        def score(log_prob: float, length: int) -> float:
-            return log_prob / (length - uncounted) ** search.length_penalty
-
-        forced = self.translator.score_batch(sources, prefixes, max_input_length=0)
-        # The likeliest next tokens except `</s>`.
-        rivals = self.translator.translate_batch(
-            sources,
-            prefixes,
-            beam_size=1,
-            num_hypotheses=search.num_beams,
-            return_alternatives=True,
-            return_scores=True,
-            length_penalty=0,
-            max_input_length=0,
-            max_decoding_length=len(prefixes[0]) + 1,
-        )
-        results = []
-        for others, prefix, read, rival in zip(found, prefixes, forced, rivals, strict=True):
-            end = read.log_probs[-1]
-            continues = math.log1p(-min(math.exp(end), 1 - 1e-9))
-            hypotheses = [
-                replace(other, score=other.score + score(continues, len(other.ended)))
-                for other in others
-            ]
-            if end >= rival.scores[-1] + continues:
-                tokens = [self.ids[word] for word in prefix]
-                hypotheses.append(Hypothesis(tokens, score(end, len(prefix) + 1), self.end_id))
-            results.append(_ranked(hypotheses))
-        return results
 
     def _hypotheses(self, result: Any, uncounted: int, length_penalty: float) -> list[Hypothesis]:
         hypotheses = []
@@ -235,7 +186,7 @@ class CTranslate2Engine:
             score *= (max(1, len(words)) / generated) ** length_penalty
             tokens = [self.ids[word] for word in (words[:-1] if ended else words)]
             hypotheses.append(Hypothesis(tokens, score, self.end_id if ended else None))
-        return _ranked(hypotheses)
+        return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
 def patience(config: GenerationConfig) -> int:
@@ -243,28 +194,10 @@ def patience(config: GenerationConfig) -> int:
     return 1 if config.early_stopping is True else 2
 
 
-def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
-
-
 def _read_vocabulary(folder: Path, side: str) -> list[str]:
     """Tokens by id; CTranslate2 keeps two vocabularies in one file where they are the same."""
     file = folder / f"{side}_vocabulary.json"
     if not file.exists():
         file = folder / "shared_vocabulary.json"
-    try:
-        tokens = parse_json(read_text(file))
-    except (FileNotFoundError, ValueError) as error:
-        raise _no_export(folder, f"{file.name} that can be read: {error}") from error
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise ValueError(
-            f"{str(file)!r} must hold a list of tokens, got {tokens!r:.60}. Export the model."
-        )
+    tokens: list[str] = parse_json(read_text(file))
     return tokens
-
-
-def _no_export(folder: str | Path, missing: str) -> ValueError:
-    return ValueError(
-        f"{str(folder)!r} must be a folder that `vanilla-transformer export --format ctranslate2` "
-        f"made, got no {missing}. Export the model."
-    )

@@ -5,21 +5,21 @@ depends on. Only files that nobody else can have written are used. All may be de
 """
 
 import json
+import logging
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
+from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.files import (
@@ -41,19 +41,21 @@ from vanilla_transformer_tools.saved_folder import (
     describe_model_files,
     find_file,
     load_model,
+    read_generation_config,
     read_object,
     read_run,
 )
-from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
+from vanilla_transformer_tools.settings import EngineName
 from vanilla_transformer_tools.text.tokenizer_pair import language_codes, tokens_by_id
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.search import (
     Search,
-    has_several_ends,
     refuse_torch_only,
     torch_only,
 )
+
+logger = logging.getLogger(__name__)
 
 # Sources of random tokens that a conversion must translate as torch does, and their longest.
 _SAMPLE_LINES, _SAMPLE_TOKENS = 32, 20
@@ -105,24 +107,16 @@ def training_defaults(model_name_or_path: str) -> dict[str, Any]:
     return {"max_source_length": length, "split_sentences": is_split}
 
 
-class LoadedEngine(NamedTuple):
-    """An engine, the defaults of its searches, and why it was chosen; empty: it was asked for."""
-
-    engine: Engine
-    generation_config: GenerationConfig
-    choice: str = ""
-
-
 def load_engine(
     kind: EngineName,
     names: list[str],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    dtype: str = "auto",
-    trust_remote_code: bool = False,
-    settings: Mapping[str, Any] | None = None,
-) -> LoadedEngine:
-    """Loads what searches, onto a GPU if there is one.
+    dtype: str,
+    trust_remote_code: bool,
+    settings: Mapping[str, Any],
+) -> tuple[Engine, GenerationConfig]:
+    """Loads what searches, onto a GPU if there is one, and the defaults of its searches.
 
     Args:
         kind: `auto`: CTranslate2 if nothing speaks for torch, see `reasons_for_torch`.
@@ -145,10 +139,9 @@ def load_engine(
         loading = {"dtype": dtype, "trust_remote_code": trust_remote_code}
         return TorchEngine(*(load_model(name, **loading).to(device) for name in names))
 
-    reason = ""
     # Without a place for conversions torch is what the user has chosen.
     if kind == "auto" and cache_folder() is not None:
-        reason = next(reasons_for_torch(names, dtype, settings or {}), "")
+        reason = next(reasons_for_torch(names, dtype, settings), "")
         try:
             if not reason:
                 return _load_converted(names[0], tokenizer, load_torch)
@@ -156,9 +149,9 @@ def load_engine(
             reason = str(error)
         except OSError as error:
             reason = f"a conversion cannot be kept: {error}"
+        logger.info("torch translates: %s.", reason.rstrip("."))
     engine = load_torch()
-    choice = f"torch translates: {reason.rstrip('.')}." if reason else ""
-    return LoadedEngine(engine, engine.model.generation_config, choice)
+    return engine, engine.model.generation_config
 
 
 def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -185,31 +178,22 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
     except ImportError:
         yield "CTranslate2 is not installed"
         return
-    from vanilla_transformer_tools.translation.ctranslate2_conversion import position_table_length
-
-    files = [find_file(names[0], name) for name in (CONFIG_NAME, GENERATION_CONFIG_NAME)]
-    if None in files:
-        yield f"{names[0]!r} lacks a config"
-        return
-    saved, generation = (read_object(file) for file in files if file)
+    file = find_file(names[0], CONFIG_NAME)
+    saved = read_object(file) if file else {}
     if saved.get("model_type") != VanillaTransformerConfig.model_type:
         yield f"the model is of the type {saved.get('model_type')!r}"
         return
     if "float32" not in (dtype, saved.get("dtype") if dtype == "auto" else None):
         yield "the weights are not in float32"
-    for name in torch_only(generation):
+    for name in torch_only(read_generation_config(names[0])):
         yield f"the generation config sets `{name}`"
-    config = VanillaTransformerConfig.from_pretrained(names[0])
-    longest = wanted.get("max_source_length") or config.max_position_embeddings
-    longest += wanted.get("max_extra_tokens") or MAX_EXTRA_TOKENS
-    if min(longest, config.last_position) > position_table_length(config):
-        yield f"CTranslate2 has no positions for {longest} tokens"
+    width = VanillaTransformerConfig.from_pretrained(names[0]).d_model
     threads = torch.get_num_threads()
-    if config.d_model > _NARROW and threads > 1:
-        yield f"it is faster on {threads} threads for a model of width {config.d_model}"
+    if width > _NARROW and threads > 1:
+        yield f"it is faster on {threads} threads for a model of width {width}"
 
 
-def _load_export(names: list[str], dtype: str) -> LoadedEngine:
+def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig]:
     """Loads a folder that our export made."""
     if len(names) > 1:
         raise ValueError(
@@ -221,25 +205,25 @@ def _load_export(names: list[str], dtype: str) -> LoadedEngine:
     exported = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
     config = GenerationConfig.from_pretrained(names[0])
     refuse_torch_only(config)
-    if has_several_ends(config.eos_token_id):
+    if isinstance(config.eos_token_id, list) and len(config.eos_token_id) > 1:
         raise ValueError(
             "The engine 'ctranslate2' needs one `eos_token_id` in generation_config.json, got "
             f"{config.eos_token_id}. Use the engine `torch`."
         )
     exported.patience = patience(config)
-    return LoadedEngine(exported, config)
+    return exported, config
 
 
 def _load_converted(
     model: str, tokenizer: PreTrainedTokenizerBase, load_torch: Callable[[], TorchEngine]
-) -> LoadedEngine:
+) -> tuple[Engine, GenerationConfig]:
     """Loads a model as converted for CTranslate2, which is done once, if the engines agree."""
     # In the Hub's cache if the model comes from there.
     source = cast(Path, find_file(model, CONFIG_NAME)).parent
     if not any(source.glob("model*.safetensors")):
         # Fetches them from the Hub, or fails and says why.
         load_torch()
-    config = GenerationConfig.from_pretrained(source)
+    config = read_generation_config(model)
     folder = conversion_of(source)
 
     def load(converted: Path) -> CTranslate2Engine:
@@ -257,8 +241,8 @@ def _load_converted(
     if not is_alike:
         raise ValueError("CTranslate2 gave a different translation for a line of a sample")
     engine = load(folder)
-    choice = f"{engine.name} translates: on this CPU it is faster for this model."
-    return LoadedEngine(engine, config, choice)
+    logger.info("%s translates: on this CPU it is faster for this model.", engine.name)
+    return engine, config
 
 
 def random_sources(tokenizer: PreTrainedTokenizerBase, lines: int, longest: int) -> list[list[int]]:
@@ -320,9 +304,7 @@ def _convert(
     from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
 
     parent = folder.parent
-    parent.mkdir(parents=True, exist_ok=True)
-    with suppress(PermissionError):
-        parent.chmod(_OWN_MODE)
+    parent.mkdir(_OWN_MODE, parents=True, exist_ok=True)
     if not _is_own(parent):
         raise OSError(
             f"Others can write to {str(parent)!r}. Set {CACHE_VARIABLE} to a folder of yours."
@@ -333,10 +315,10 @@ def _convert(
         scratch_folder(parent, ".new-") as scratch,
     ):
         new = scratch / "new"
+        new.mkdir(_OWN_MODE)
         convert(engine.model, tokenizer, new)
         if conversion_of(source) != folder:
             raise OSError(f"{str(source)!r} was changed while it was loaded.")
-        new.chmod(_OWN_MODE)
         longest = int(min(_SAMPLE_TOKENS, engine.last_position - 1))
         sources = random_sources(tokenizer, _SAMPLE_LINES, longest)
         limits = [len(line) + _SAMPLE_TOKENS for line in sources]
@@ -347,11 +329,9 @@ def _convert(
         )
         record = {**_record(new, folder.name), "agrees": ours == theirs}
         write_lines(new / FILES_FILE, [json.dumps(record, indent=2)])
-        # Another process may have been faster.
-        if agrees(folder) is None:
-            if folder.exists():
-                folder.rename(scratch / "old")
-            new.rename(folder)
+        if folder.exists():
+            folder.rename(scratch / "old")
+        new.rename(folder)
     delete_oldest(parent.glob("[!.]*"), MOST_MODELS)
 
 

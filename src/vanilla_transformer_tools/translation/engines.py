@@ -121,20 +121,6 @@ class Engine(Protocol):
         """
 
 
-def refuse_longer(rows: list[list[int]], last_position: float, owner: str, cure: str) -> None:
-    """Rejects ids for which a model has no positions.
-
-    Raises:
-        ValueError: If a row is longer than `last_position`.
-    """
-    longest = max(map(len, rows), default=0)
-    if longest > last_position:
-        raise ValueError(
-            f"The positions of {owner} end after {last_position:.0f} tokens, got a sequence of "
-            f"{longest}. {cure}"
-        )
-
-
 class MeanDecoding:
     """Decodes with several models as one, by the mean of their probabilities.
 
@@ -257,7 +243,7 @@ class TorchEngine:
         if len(self.models) > 1:
             return True
         config = self.model.generation_config
-        others = torch_only(config.to_diff_dict()).keys() - FIELDS_OF_A_SEARCH
+        others = torch_only(config).keys() - FIELDS_OF_A_SEARCH
         return (
             _is_vanilla(self.model)
             and not (others or getattr(config, "use_transformers_search", False))
@@ -420,7 +406,12 @@ class TorchEngine:
         Raises:
             ValueError: If a row is longer.
         """
-        refuse_longer(rows, self.last_position, repr(self.model.config.model_type), "Cut it.")
+        longest = max(map(len, rows), default=0)
+        if longest > self.last_position:
+            raise ValueError(
+                f"The positions of {self.model.config.model_type!r} end after "
+                f"{self.last_position:.0f} tokens, got a sequence of {longest}. Cut it."
+            )
 
     def _scored(
         self,

@@ -11,14 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import unescape
+from html import escape, unescape
 
 from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.translation.placing import Line, MarkedPiece, Span, escaped_html
-from vanilla_transformer_tools.translation.segments import join_pieces
-
-# How `escaped_html` writes a no-break space.
-_BLANK = "&nbsp;"
+from vanilla_transformer_tools.translation.placing import Line, MarkedPiece, Span
 
 # What is between two of their tags is a line.
 _BLOCKS = frozenset(
@@ -102,12 +98,7 @@ def _parse(fragment: str) -> tuple[_Element, str]:
         end = found.start() if found else len(fragment)
         if raw := fragment[place:end]:
             text = unescape(raw) if is_text else raw
-            last = path[-1].inner[-1] if path[-1].inner else None
-            if last and not last.name and last.is_translated:
-                # An end tag between them was dropped.
-                last.start, last.text = last.start + raw, last.text + text
-            else:
-                path[-1].inner.append(_Element(start=raw, text=text))
+            path[-1].inner.append(_Element(start=raw, text=text))
         tag = found and _TAG.match(fragment, end)
         if not tag:
             return whole, fragment[end:]
@@ -139,20 +130,6 @@ def _open(path: list[_Element], tag: re.Match[str]) -> None:
     # Unless there is an end tag.
     element.end = f"</{tag['start']}>"
     path.append(element)
-
-
-def joiner_of(line: Line) -> Callable[[Sequence[str]], str]:
-    """What joins the translations of the pieces of a line."""
-    return _join_html if isinstance(line, MarkedPiece) and line.is_html else join_pieces
-
-
-def _join_html(translations: Sequence[str]) -> str:
-    """As `join_pieces`; the no-break spaces of HTML are white space too."""
-    line = ""
-    for text in translations:
-        has_blank = line.endswith(_BLANK) or text.startswith(_BLANK)
-        line = line + text if has_blank else join_pieces([line, text])
-    return line
 
 
 # Lines of a text, and what makes a text of their translations.
@@ -208,7 +185,7 @@ def _split(element: _Element, frame: list[Line], *, is_raw: bool) -> None:
                 if place:
                     end_line()
                     frame.append("\n")
-                run.append(_Element(start=escaped_html(text), text=text))
+                run.append(_Element(start=escape(text, quote=False), text=text))
         else:
             end_line()
             frame.append(str(one))

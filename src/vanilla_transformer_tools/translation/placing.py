@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 
 from vanilla_transformer_tools.text.blanks import UNBLANKED, blank_ends, without_blank_ends
-from vanilla_transformer_tools.translation.results import Piece
+from vanilla_transformer_tools.translation.results import LEAST_TOKENS, Piece
 
 # Words, and letters of scripts without blanks.
 _UNIT = re.compile(rf"[{UNBLANKED}]|[^\W{UNBLANKED}]+(?:[-'’][^\W{UNBLANKED}]+)*")
@@ -69,18 +69,18 @@ class MarkedPiece:
         spans = [replace(span, window=(span.start, span.end)) for span in self.spans]
         return _written(self.text, spans, self.escaped)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that it counts for in a batch."""
+        return sum(max(LEAST_TOKENS, len(part.source)) for part in self.parts)
+
     def escaped(self, text: str) -> str:
         """Text as it is written between marks."""
-        return escaped_html(text) if self.is_html else text
+        return escape(text, quote=False) if self.is_html else text
 
 
 # A line for a translator.
 Line = str | MarkedPiece
-
-
-def escaped_html(text: str) -> str:
-    """Text in a fragment of HTML."""
-    return escape(text, quote=False).replace("\xa0", "&nbsp;")
 
 
 def is_around(span: Span, text: str, start: int = 0, end: int | None = None) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -245,16 +244,11 @@ def start_and_ends(model: PreTrainedModel) -> tuple[Any, list[Any]]:
     return start, end if isinstance(end, list) else [end]
 
 
-def has_several_ends(eos_token_id: int | list[int] | None) -> bool:
-    """Whether outputs may end with different tokens, of which CTranslate2 knows one."""
-    return isinstance(eos_token_id, list) and len(eos_token_id) > 1
-
-
-def torch_only(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+def torch_only(generation_config: GenerationConfig) -> dict[str, Any]:
     """Fields of a generation config with which no other engine finds what torch finds."""
     return {
         name: value
-        for name, value in generation_config.items()
+        for name, value in generation_config.to_diff_dict().items()
         if name not in _HARMLESS_FIELDS and value not in (None, _NO_EFFECT.get(name))
     }
 
@@ -274,7 +268,7 @@ def refuse_torch_only(
     Raises:
         ValueError: If there are such settings; the message names all.
     """
-    if fields := torch_only(generation_config.to_diff_dict()):
+    if fields := torch_only(generation_config):
         raise ValueError(
             f"{what} translates without these settings of generation_config.json: "
             f"{', '.join(f'{name}={value}' for name, value in fields.items())}. Delete them there, "

@@ -20,10 +20,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
     speller,
 )
 from vanilla_transformer_tools.translation.bayes_risk import rank_by_utility
-from vanilla_transformer_tools.translation.engine_choice import (
-    load_engine,
-    training_defaults,
-)
+from vanilla_transformer_tools.translation.engine_choice import load_engine, training_defaults
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
 from vanilla_transformer_tools.translation.marks import (
     kinds_of,
@@ -32,9 +29,10 @@ from vanilla_transformer_tools.translation.marks import (
     symbols_of,
     with_items,
 )
-from vanilla_transformer_tools.translation.markup import joiner_of, split_html
+from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.placing import Line, MarkedPiece
 from vanilla_transformer_tools.translation.results import (
+    LEAST_TOKENS,
     Piece,
     Translation,
     join_parts,
@@ -63,9 +61,6 @@ WINDOW_CHARACTERS = 2**20
 
 # Source tokens of a batch, unless the caller gives another number.
 TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 64_000
-
-# Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
-LEAST_TOKENS = 16
 
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
@@ -273,15 +268,12 @@ class Translator:
                     "The models of an ensemble must share one tokenizer, got another one in "
                     f"{name!r} than in {names[0]!r}. Train them with the same tokenizer."
                 )
-        loaded = load_engine(
+        loaded, config = load_engine(
             engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
         )
         settings.setdefault("target_tokenizer", tokenizers.target)
-        settings.setdefault("generation_config", loaded.generation_config)
-        translator = cls(loaded.engine, tokenizers.source, **settings)
-        if loaded.choice:
-            logger.info(loaded.choice)
-        return translator
+        settings.setdefault("generation_config", config)
+        return cls(loaded, tokenizers.source, **settings)
 
     def changed(self, **settings: Any) -> Self:
         """A translator with the same engine and with other settings.
@@ -424,8 +416,7 @@ class Translator:
                     number,
                     missing,
                 )
-            found = [translation for translation, _ in ready]
-            yield found[0] if len(found) == 1 else join_parts(found, joiner_of(row[0]))
+            yield join_parts([translation for translation, _ in ready])
 
     def _warn_of_cut(self, number: int, parts: list[Piece]) -> None:
         """Warns of the line of this number if it has more parts than sentences."""

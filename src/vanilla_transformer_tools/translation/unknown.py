@@ -5,7 +5,6 @@ from itertools import chain
 
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.added_tokens_vanilla_transformer import is_of_words
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
@@ -38,8 +37,6 @@ def with_source_words(
 ) -> list[str]:
     """Texts in which each `<unk>` is the text of the source token with most attention.
 
-    Of a target whose tokens are words, it is the whole word between blanks.
-
     Args:
         texts: Texts of the hypotheses, as `texts_with_unknown` gives them.
         hypotheses: Outputs.
@@ -51,7 +48,6 @@ def with_source_words(
     numbers = [number for number, one in enumerate(hypotheses) if unknown in one.tokens]
     if not numbers:
         return replaced
-    by_words = is_of_words(tokenizers.target.backend_tokenizer)
     passes = engine.force(
         [pieces[number].source for number in numbers],
         [hypotheses[number].ended for number in numbers],
@@ -64,7 +60,7 @@ def with_source_words(
         # The first ones are of the tag.
         offsets = [(0, 0)] * len(tokenizers.source_prefix) + encoded["offset_mapping"]
         words = [
-            _word(source, *offsets[position], by_words=by_words) or tokenizers.target.unk_token
+            source[slice(*offsets[position])] or tokenizers.target.unk_token
             for position, token in zip(forced.alignment, hypotheses[number].tokens, strict=False)
             if token == unknown
         ]
@@ -73,14 +69,3 @@ def with_source_words(
         if len(others) == len(words):
             replaced[number] = first + "".join(chain.from_iterable(zip(words, others, strict=True)))
     return replaced
-
-
-def _word(text: str, start: int, end: int, *, by_words: bool) -> str:
-    """Text of a token, or the word of which it is a part; empty if it stands for no text."""
-    token = text[start:end]
-    if not by_words or not token.strip():
-        return token
-    start += len(token) - len(token.lstrip())
-    before = text.rfind(" ", 0, start) + 1
-    after = text.find(" ", start)
-    return text[before : after if after >= 0 else None]
