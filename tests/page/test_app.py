@@ -134,6 +134,15 @@ def test_foreign_hosts_and_origins_are_refused(address, headers, status):
         assert policy.endswith("form-action 'self'; frame-ancestors 'self'")
 
 
+def test_claimed_address_is_not_used(address):
+    claimed = {"X-Forwarded-Host": "evil.com", "X-Gradio-Server": "http://evil.com"}
+
+    answer = httpx.get(f"{address}config", headers={**claimed, "Origin": address.rstrip("/")})
+
+    assert answer.json()["root"] == address.rstrip("/")
+    assert "evil" not in answer.text
+
+
 @pytest.fixture(scope="module")
 def tagged(tmp_path_factory):
     """A model of two target languages, and the page of it, which may open few files."""

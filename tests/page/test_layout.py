@@ -1,5 +1,7 @@
 """Parts of the app that need no server, and no app: those leave sockets open."""
 
+import asyncio
+
 import pytest
 
 pytest.importorskip("gradio", reason="Gradio is not installed")
@@ -33,3 +35,24 @@ def test_table_and_tokens_have_all_numbers_line_by_line():
     assert apps._tokens([line]) == [("a", "50%"), ("b", "4%"), ("\n", None)]
     linked = [("a\n", None), ("A", "a"), ("B ", None), ("\n", None)]
     assert apps._links([{"source": "a", "links": [("A", "a"), ("B", None)]}]) == linked
+
+
+def test_guard_adds_the_policy_and_hides_headers():
+    sent, seen = [], []
+
+    async def answer(scope, receive, send):
+        seen.extend(scope["headers"])
+        await send({"type": "http.response.start", "headers": [(b"a", b"b")]})
+        await send({"type": "http.response.body"})
+
+    async def send(message):
+        sent.append(message)
+
+    guard = apps.guarded(answer, "default-src 'self'", hidden=[b"x-claimed"])
+    request = {"type": "http", "headers": [(b"x-claimed", b"evil.com"), (b"host", b"a")]}
+    asyncio.run(guard(request, None, send))
+
+    policy = (b"content-security-policy", b"default-src 'self'")
+    assert sent[0]["headers"] == [(b"a", b"b"), policy]
+    assert sent[1] == {"type": "http.response.body"}
+    assert seen == [(b"host", b"a")]

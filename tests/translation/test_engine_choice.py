@@ -14,7 +14,7 @@ import torch
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools import files, saved_folder
 from vanilla_transformer_tools.files import CACHE_VARIABLE
-from vanilla_transformer_tools.translation import Translator, engine_choice
+from vanilla_transformer_tools.translation import Translator, ctranslate2_conversion, engine_choice
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engine_choice import (
     agrees,
@@ -131,6 +131,9 @@ def reason(model, dtype="auto", **settings):
         ({"scores": True}, "`scores`"),
         ({"num_hypotheses": 2}, "several hypotheses"),
         ({"dtype": "bfloat16"}, "not in float32"),
+        # Twice the position table, without the tokens that an output may have more.
+        ({"max_source_length": 2044}, ""),
+        ({"max_source_length": 2045}, "no positions for 2049 tokens"),
     ],
     ids=str,
 )
@@ -288,6 +291,29 @@ def test_read_only_cache_is_used(load, monkeypatch):
 
     assert len(texts(translator)) == len(expected)
     assert translator.engine.name.startswith("CTranslate2")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_process_that_was_slower_keeps_what_the_other_made_if_it_is_whole(
+    load, cache, folder, monkeypatch, is_damaged
+):
+    made, marks = conversion_of(folder), []
+    convert = ctranslate2_conversion.convert
+
+    def convert_slowly(*args):
+        convert(*args)
+        monkeypatch.setattr(ctranslate2_conversion, "convert", convert)
+        load()
+        if is_damaged:
+            (made / "model.bin").write_bytes(b"")
+        marks.append(made.stat().st_ino)
+
+    monkeypatch.setattr(ctranslate2_conversion, "convert", convert_slowly)
+
+    assert load().engine.name.startswith("CTranslate2")
+
+    assert (marks == [made.stat().st_ino]) != is_damaged
+    assert list((cache / "ctranslate2").iterdir()) == [made]
 
 
 def test_model_that_changes_while_it_is_loaded_is_not_kept(

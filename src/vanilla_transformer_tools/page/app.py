@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from difflib import SequenceMatcher
 from html import escape
@@ -43,6 +43,8 @@ _CONTENT_POLICY = (
 )
 # The Hub shows a Space in a frame.
 _FRAMES_OF_SPACES = " https://huggingface.co"
+# Gradio takes its own address from them; in a Space and with --share its proxies set them.
+_CLAIMED_ADDRESSES = (b"x-forwarded-host", b"x-gradio-server")
 # Gradio leaves a field that shows a result without a name, and screen readers without its news.
 _NAMES = """<script>new MutationObserver(() => {
   document.querySelector("#vt-output textarea")?.setAttribute("aria-label", "Translation");
@@ -412,8 +414,15 @@ def build_app(page: Page) -> gr.Blocks:
     return app
 
 
-def guarded(app: ASGIApp, policy: str) -> ASGIApp:
-    """An app that tells browsers to ask no other host, by the Content-Security-Policy `policy`."""
+def guarded(app: ASGIApp, policy: str, hidden: Collection[bytes] = ()) -> ASGIApp:
+    """An app that tells browsers to ask no other host.
+
+    Args:
+        app: ASGI app that answers.
+        policy: Content-Security-Policy of each answer.
+        hidden: Names of the headers of requests that the app does not get, such as those by which
+            clients claim an address for the page.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
@@ -422,7 +431,8 @@ def guarded(app: ASGIApp, policy: str) -> ASGIApp:
                 message["headers"] = [*message["headers"], field]
             await send(message)
 
-        await app(scope, receive, send_with_policy)
+        kept = [field for field in scope.get("headers", ()) if field[0] not in hidden]
+        await app({**scope, "headers": kept}, receive, send_with_policy)
 
     return answer
 
@@ -452,16 +462,18 @@ def launch(
     """
     # Others choose the host of the requests there.
     is_space = get_space() is not None
+    is_behind_a_proxy = share or is_space
     allowed = allowed_hosts(host or "127.0.0.1", hosts)
 
     @asynccontextmanager
     async def lifespan(server: Any) -> AsyncIterator[None]:
         # Around Gradio's own middleware, which answers some requests itself.
         stack = server.middleware_stack
-        if not (share or is_space):
+        if not is_behind_a_proxy:
             stack = TrustedHostMiddleware(of_own_origin(stack), allowed, False)
         policy = _CONTENT_POLICY + _FRAMES_OF_SPACES * is_space
-        server.middleware_stack = guarded(stack, policy)
+        hidden = () if is_behind_a_proxy else _CLAIMED_ADDRESSES
+        server.middleware_stack = guarded(stack, policy, hidden)
         yield
 
     app = build_app(page)

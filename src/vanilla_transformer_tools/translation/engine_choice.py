@@ -45,7 +45,7 @@ from vanilla_transformer_tools.saved_folder import (
     read_object,
     read_run,
 )
-from vanilla_transformer_tools.settings import EngineName
+from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS, EngineName
 from vanilla_transformer_tools.text.tokenizer_pair import language_codes, tokens_by_id
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
@@ -178,6 +178,8 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
     except ImportError:
         yield "CTranslate2 is not installed"
         return
+    from vanilla_transformer_tools.translation.ctranslate2_conversion import position_table_length
+
     file = find_file(names[0], CONFIG_NAME)
     saved = read_object(file) if file else {}
     if saved.get("model_type") != VanillaTransformerConfig.model_type:
@@ -187,10 +189,14 @@ def reasons_for_torch(names: list[str], dtype: str, settings: Mapping[str, Any])
         yield "the weights are not in float32"
     for name in torch_only(read_generation_config(names[0])):
         yield f"the generation config sets `{name}`"
-    width = VanillaTransformerConfig.from_pretrained(names[0]).d_model
+    config = VanillaTransformerConfig.from_pretrained(names[0])
+    longest = wanted.get("max_source_length") or config.max_position_embeddings
+    longest += wanted.get("max_extra_tokens") or MAX_EXTRA_TOKENS
+    if min(longest, config.last_position) > position_table_length(config):
+        yield f"CTranslate2 has no positions for {longest} tokens"
     threads = torch.get_num_threads()
-    if width > _NARROW and threads > 1:
-        yield f"it is faster on {threads} threads for a model of width {width}"
+    if config.d_model > _NARROW and threads > 1:
+        yield f"it is faster on {threads} threads for a model of width {config.d_model}"
 
 
 def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig]:
@@ -329,9 +335,11 @@ def _convert(
         )
         record = {**_record(new, folder.name), "agrees": ours == theirs}
         write_lines(new / FILES_FILE, [json.dumps(record, indent=2)])
-        if folder.exists():
-            folder.rename(scratch / "old")
-        new.rename(folder)
+        # Another process may have been faster, and read its files now.
+        if agrees(folder) is None:
+            if folder.exists():
+                folder.rename(scratch / "old")
+            new.rename(folder)
     delete_oldest(parent.glob("[!.]*"), MOST_MODELS)
 
 
