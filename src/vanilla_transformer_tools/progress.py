@@ -5,9 +5,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm import tqdm
+from tqdm.contrib import DummyTqdmFile
 
 # Between two reports on lines, in a file or a pipe.
 SECONDS_BETWEEN_REPORTS = 60
@@ -36,7 +37,7 @@ def bar_on_terminal(label: str, total: int | None, details: str, done: int = 0) 
             dynamic_ncols=True,
             file=sys.stderr,
         ) as bar,
-        _printing_above(bar),
+        _printing_above(),
     ):
         yield bar
 
@@ -100,43 +101,18 @@ def duration(seconds: float) -> str:
     return tqdm.format_interval(seconds)
 
 
-class _AboveBar:
-    """A stream of the terminal that prints whole lines above a bar."""
-
-    def __init__(self, stream: TextIO, bar: tqdm) -> None:
-        self._stream, self._bar, self._begun = stream, bar, ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Prints what ends in a line break; the rest waits for its own."""
-        lines, newline, self._begun = (self._begun + text).rpartition("\n")
-        if newline:
-            self._bar.clear()
-            self._stream.write(lines + newline)
-            self._stream.flush()
-            self._bar.refresh()
-        return len(text)
-
-    def close_line(self) -> None:
-        """Prints a line that was begun."""
-        if self._begun:
-            self.write("\n")
-
-
 @contextmanager
-def _printing_above(bar: tqdm) -> Iterator[None]:
+def _printing_above() -> Iterator[None]:
     """Makes standard output, standard error and the handlers of logs print above a bar."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", [])]
+    # One terminal shows both streams, and tqdm moves the bar out of the way of its own only.
+    above = DummyTqdmFile(sys.stderr)
     with ExitStack() as stack:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if not stream.isatty():
                 continue
-            above = _AboveBar(stream, bar)
-            stack.callback(above.close_line)
             setattr(sys, name, above)
             stack.callback(setattr, sys, name, stream)
             for handler in handlers:
