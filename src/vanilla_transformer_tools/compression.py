@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import IO, Any, BinaryIO
 
 # By these, a compressed file of any kind may be named.
 SUFFIXES = (".gz", ".bz2", ".xz", ".zip", ".zst")
@@ -34,7 +34,7 @@ class Compression:
     name: str
     magic: bytes
     unpack: str
-    open: Callable[[BinaryIO], BinaryIO] | None = None
+    open: Callable[[BinaryIO], Any] | None = None
 
 
 def compression_of(head: bytes) -> Compression | None:
@@ -47,34 +47,19 @@ def without_suffix(name: str) -> str:
     return next((name.removesuffix(end) for end in SUFFIXES if name.lower().endswith(end)), name)
 
 
-def _only_member(file: BinaryIO) -> BinaryIO:
+def _only_member(file: BinaryIO) -> IO[bytes]:
     archive = zipfile.ZipFile(file)
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1 or members[0].flag_bits & 1:
         got = "an encrypted one" if len(members) == 1 else f"{len(members)}"
         raise ValueError(f"must hold one file that needs no password, got {got}")
-    return cast(BinaryIO, archive.open(members[0]))
-
-
-def _unxz(file: BinaryIO) -> BinaryIO:
-    # Whoever opened the file closes it.
-    return cast(BinaryIO, lzma.LZMAFile(file))
+    return archive.open(members[0])
 
 
 _KINDS = (
-    Compression(
-        "gzip",
-        rb"\x1f\x8b",
-        "gzip -dc",
-        lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file)),
-    ),
-    Compression(
-        "bzip2",
-        rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
-        "bzip2 -dc",
-        lambda file: cast(BinaryIO, bz2.BZ2File(file)),
-    ),
-    Compression("xz", rb"\xfd7zXZ\0", "xz -dc", _unxz),
+    Compression("gzip", rb"\x1f\x8b", "gzip -dc", gzip.open),
+    Compression("bzip2", rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "bzip2 -dc", bz2.open),
+    Compression("xz", rb"\xfd7zXZ\0", "xz -dc", lzma.open),
     Compression("zip", rb"PK(?:\x03\x04|\x05\x06)", "unzip -p", _only_member),
     Compression("Zstandard", rb"\x28\xb5\x2f\xfd", "zstd -dc"),
     Compression("LZ4", rb"\x04\x22\x4d\x18", "lz4 -dc"),
