@@ -206,10 +206,3 @@ def test_graphs_of_variants_compute_what_the_model_computes(combination):
         (logits,) = reader.force([source], [target])
         expected = torch_logits(model, source, target)
         torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_other_attention_is_refused(tiny_model, tmp_path):
-    tiny_model.set_attn_implementation("sdpa")
-
-    with pytest.raises(ValueError, match="needs `attn_implementation='eager'`, got 'sdpa'"):
-        onnx_export.export_onnx(tiny_model, tmp_path)

@@ -58,8 +58,6 @@ _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 _MARIAN_SHARE = 5
 # Lines whose logits are in memory at the same time.
 _BATCH_LINES = 16
-# Width of the beams whose translations are compared beside the greedy ones.
-_BEAMS = 4
 
 # Least share of identical lines and largest gap. Rounding decides many near ties of random
 # tokens otherwise, which would hide a small mistake, so float32 is compared first.
@@ -340,34 +338,32 @@ def _compare_logits(
     *,
     is_quantized: bool = False,
 ) -> Agreement:
-    """Compares the logits along the model's greedy and beam translations.
+    """Compares the logits along the model's greedy translations.
 
-    A greedy translation is the same if each of its tokens has the largest logit of the export, too.
+    A translation is the same if each of its tokens has the largest logit of the export, too.
     Of quantised weights, log-probabilities of the translations are compared instead of all logits.
     """
     model = engine.model
     first_token = model.generation_config.forced_bos_token_id
     chosen = slice(int(first_token is not None), None)
+    search = Search(first_token=first_token)
     forbidden = never_generated(model.generation_config)
     identical, gaps = 0, []
     for batch in _batches(sources):
-        for num_beams in (1, _BEAMS):
-            search = Search(num_beams=num_beams, first_token=first_token)
-            targets = [hypothesis.ended for hypothesis in _best(engine, batch, search)]
-            expected = _logits(model, batch, targets)
-            actual = torch.from_numpy(exported.force(batch, targets))
-            for row, other, target in zip(expected, actual, targets, strict=True):
-                both = torch.stack([row, other])[:, : len(target)]
-                if is_quantized:
-                    both = both.log_softmax(-1)[:, range(len(target)), target].mean(-1)
-                gaps.append((both[0] - both[1]).abs().max())
-            if num_beams == 1:
-                actual[:, :, forbidden] = -torch.inf
-                likeliest = actual.argmax(-1).tolist()
-                identical += sum(
-                    row[: len(target)][chosen] == target[chosen]
-                    for row, target in zip(likeliest, targets, strict=True)
-                )
+        targets = [hypothesis.ended for hypothesis in _best(engine, batch, search)]
+        expected = _logits(model, batch, targets)
+        actual = torch.from_numpy(exported.force(batch, targets))
+        for row, other, target in zip(expected, actual, targets, strict=True):
+            both = torch.stack([row, other])[:, : len(target)]
+            if is_quantized:
+                both = both.log_softmax(-1)[:, range(len(target)), target].mean(-1)
+            gaps.append((both[0] - both[1]).abs().max())
+        actual[:, :, forbidden] = -torch.inf
+        likeliest = actual.argmax(-1).tolist()
+        identical += sum(
+            row[: len(target)][chosen] == target[chosen]
+            for row, target in zip(likeliest, targets, strict=True)
+        )
     numbers = "log-probabilities per token" if is_quantized else "logits"
     gap = torch.stack(gaps).mean() if is_quantized else torch.stack(gaps).max()
     return Agreement(len(sources), identical, gap.item(), numbers)

@@ -80,13 +80,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
 
     Raises:
         ImportError: If `onnx` or `onnxscript` are not installed.
-        ValueError: If the model has another attention.
     """
-    if model.config._attn_implementation != "eager":
-        raise ValueError(
-            "The export to ONNX needs `attn_implementation='eager'`, got "
-            f"{model.config._attn_implementation!r}. Load the model with it."
-        )
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
