@@ -81,8 +81,8 @@ def start(commands, folder, tmp_path):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_signal_finishes_what_was_taken_and_ends_with_status_0(start, signum):
-    # All wait for more requests while the signal comes.
-    command, port = start("--max_delay", 3000)
+    # All wait for more requests, until the signal comes.
+    command, port = start("--max_delay", 60_000)
     with ThreadPoolExecutor(len(LINES)) as pool:
         answers = [pool.submit(translate, port, line) for line in LINES if line.strip()]
         wait_for_characters(port, sum(len(f"{line}\n") for line in LINES if line.strip()))

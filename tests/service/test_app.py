@@ -223,6 +223,7 @@ def as_json(**fields):
         (as_json(format="html", q="<b>" * 200), JSON, 400, "at most 100 deep"),
         (as_json(alternatives=-1), JSON, 400, "`alternatives` must be a whole number, got '-1'"),
         (b'{"q": "ja", "q": "nein"}', JSON, 400, "a name occurs twice"),
+        (as_json(), f"{JSON}; charset=utf-16", 415, "must be UTF-8, got 'utf-16'"),
         (as_json(), "text/plain", 415, "Content-Type must be application/json or application/x-"),
         (as_json(q=["x"] * 21), JSON, 413, "at most 20 texts, got 21"),
         (as_json(q=["x" * 1000, "y" * 1001]), JSON, 413, "at most 2,000 characters, got 2,001"),

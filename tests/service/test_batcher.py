@@ -7,17 +7,9 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError
+from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, Part, QueueFullError
 
 SECONDS = 10
-
-
-class Part(str):
-    """Text, one token a character."""
-
-    @property
-    def tokens(self) -> int:
-        return len(self)
 
 
 class Recorder:
@@ -44,7 +36,7 @@ class Recorder:
         if found := self.uncuttable & set(lines):
             raise ValueError(f"cannot cut {found}")
         self.cut_lines += lines
-        return [[Part(text) for text in line.split("|") if text] for line in lines]
+        return [[Part(text, len(text)) for text in line.split("|") if text] for line in lines]
 
     def translate(self, kind: str, texts: Sequence[str]) -> list[str]:
         self.batches.append((kind, list(texts)))
@@ -160,13 +152,17 @@ def test_lone_request_waits_for_others_until_its_deadline(start, work):
     assert work.batches == [("k", ["a", "b"])]
 
 
-def test_full_batch_does_not_wait(start, work):
+def test_neither_a_full_batch_nor_one_that_is_hastened_waits(start, work):
     batcher = start(max_delay=60, max_tokens=4)
 
     futures = [batcher.submit("k", [text]) for text in ("ab", "cd")]
 
     assert [future.result(5) for future in futures] == [[["k:AB"]], [["k:CD"]]]
     assert work.batches == [("k", ["ab", "cd"])]
+    alone = batcher.submit("k", ["a"])
+    batcher.hasten()
+    assert alone.result(SECONDS) == [["k:A"]]
+    assert batcher.submit("k", ["c"]).result(SECONDS) == [["k:C"]]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.service.translators import RequestKind, ServedLanguages, Translators
 from vanilla_transformer_tools.text.tokenizer_pair import target_tags
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.results import LEAST_TOKENS
+from vanilla_transformer_tools.translation.translator import LEAST_TOKENS
 
 from ..models import save_small_model
 from ..support.pretrained import GERMAN
@@ -154,9 +154,9 @@ def test_parts_are_those_that_translator_cuts(folder, monkeypatch):
     list(translators.first.translate(lines))
 
     tokenizer = translators.first.tokenizer
-    ours = [tokenizer(str(part).strip())["input_ids"] for found in parts for part in found]
+    ours = [tokenizer(str(part.text).strip())["input_ids"] for found in parts for part in found]
     assert sorted(ours) == sorted(seen)
-    assert ["".join(str(part) for part in found) for found in parts[:3]] == LINES
+    assert ["".join(str(part.text) for part in found) for found in parts[:3]] == LINES
     # Short ones count for more.
     counted = [max(LEAST_TOKENS, len(ids)) for ids in ours]
     assert [part.tokens for found in parts for part in found] == counted

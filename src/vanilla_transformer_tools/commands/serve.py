@@ -105,7 +105,7 @@ def _run(service: "Service", listener: socket.socket) -> None:
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     class Server(uvicorn.Server):
-        """Reports when it is ready, and ends at once at a second Ctrl-C."""
+        """Reports when it is ready, and stops without delay."""
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.should_exit and sig == signal.SIGINT:
@@ -121,6 +121,10 @@ def _run(service: "Service", listener: socket.socket) -> None:
                 file=sys.stderr,
                 flush=True,
             )
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            service.batcher.hasten()
+            await super().shutdown(sockets)
 
     server = Server(server_config(build_app(service)))
     # Uvicorn passes the signal on when everything is finished.

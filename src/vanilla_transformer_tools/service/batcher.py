@@ -26,14 +26,22 @@ class ClosedError(Exception):
     """The batcher no longer accepts requests."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A line, or a part of one that is too long, with the tokens that it counts for in a batch."""
+
+    text: Any
+    tokens: int
+
+
 class Work(Protocol):
     """What a batcher has done in its thread, for requests of one kind at a time."""
 
-    def cut(self, kind: Any, lines: Sequence[Any]) -> list[list[Any]]:
-        """The parts of each line, with `tokens` that each counts for; none for a blank one."""
+    def cut(self, kind: Any, lines: Sequence[Any]) -> list[list[Part]]:
+        """The parts of each line; none for a blank one."""
 
-    def translate(self, kind: Any, parts: Sequence[Any]) -> Sequence[Result]:
-        """A result for each part."""
+    def translate(self, kind: Any, texts: Sequence[Any]) -> Sequence[Result]:
+        """A result for each text."""
 
 
 @dataclass(eq=False)
@@ -49,7 +57,7 @@ class _Request:
     arrived: float
     answer: Future[Results] = field(default_factory=Future)
     is_cut: bool = False
-    parts: deque[tuple[int, Any]] = field(default_factory=deque)
+    parts: deque[tuple[int, Part]] = field(default_factory=deque)
     results: Results = field(default_factory=list)
 
     @property
@@ -140,6 +148,12 @@ class Batcher:
         """Whether requests are taken and answered."""
         return self._thread.is_alive() and not self._is_closing
 
+    def hasten(self) -> None:
+        """No request waits for others from now on."""
+        with self._changed:
+            self.max_delay = 0.0
+            self._changed.notify()
+
     def close(self) -> None:
         """Takes no more requests, and returns when all that were taken are done."""
         with self._changed:
@@ -165,7 +179,7 @@ class Batcher:
                 for request in list(self._waiting):
                     request.fail(error)
 
-    def _next_batch(self) -> dict[_Request, list[tuple[int, Any]]]:
+    def _next_batch(self) -> dict[_Request, list[tuple[int, Part]]]:
         """Waits for a batch: the parts of each request in it; none once all is done."""
         while True:
             with self._changed:
@@ -186,9 +200,9 @@ class Batcher:
             if uncut:
                 _attempt(self._cut, uncut)
 
-    def _take(self, requests: list[_Request]) -> dict[_Request, list[tuple[int, Any]]]:
+    def _take(self, requests: list[_Request]) -> dict[_Request, list[tuple[int, Part]]]:
         """Takes the parts of a batch out of requests of one kind, whose lines are cut."""
-        batch: dict[_Request, list[tuple[int, Any]]] = {}
+        batch: dict[_Request, list[tuple[int, Part]]] = {}
         tokens = 0
         turns = deque(requests)
         while turns:
@@ -218,11 +232,11 @@ class Batcher:
             # Nothing is left to do for blank lines alone.
             request.finish()
 
-    def _translate(self, batch: dict[_Request, list[tuple[int, Any]]]) -> None:
+    def _translate(self, batch: dict[_Request, list[tuple[int, Part]]]) -> None:
         def translate(requests: Sequence[_Request]) -> None:
             places = [(request, *taken) for request in requests for taken in batch[request]]
-            parts = [part for _, _, part in places]
-            results = list(self.work.translate(requests[0].kind, parts))
+            texts = [part.text for _, _, part in places]
+            results = list(self.work.translate(requests[0].kind, texts))
             for (request, index, _), result in list(zip(places, results, strict=True)):
                 request.results[index].append(result)
             for request in requests:

@@ -102,9 +102,13 @@ class TranslationRequest:
 
 
 def _fields(body: bytes, content_type: str) -> dict[str, Any]:
-    kind = content_type.partition(";")[0].strip().lower()
+    kind, _, parameters = (part.strip().lower() for part in content_type.partition(";"))
     if kind not in (JSON, FORM):
         raise RefusedError(415, f"The Content-Type must be {JSON} or {FORM}, got {kind!r:.60}.")
+    charset = re.search(r"charset\s*=\s*\"?([^\";\s]*)", parameters)
+    if charset and charset[1] not in ("utf-8", "utf8", "us-ascii"):
+        got = f"{charset[1]!r:.60}"
+        raise RefusedError(415, f"The charset of the Content-Type must be UTF-8, got {got}.")
     try:
         text = body.decode()
         if kind == JSON:

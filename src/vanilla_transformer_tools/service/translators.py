@@ -8,9 +8,10 @@ from typing import Any, Self
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from vanilla_transformer_tools.saved_folder import read_card_metadata, read_generation_config
+from vanilla_transformer_tools.service.batcher import Part
 from vanilla_transformer_tools.text.tokenizer_pair import NAMED, TokenizerPair, offered_languages
-from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.placing import Line, MarkedPiece
+from vanilla_transformer_tools.translation.placing import Line
+from vanilla_transformer_tools.translation.translator import LEAST_TOKENS, Translator
 
 # What clients send that leave the language to the service.
 AUTOMATIC = "auto"
@@ -199,9 +200,16 @@ class Translators:
             )
         return RequestKind(*self.languages.chosen(source, target), alternatives)
 
-    def cut(self, kind: RequestKind, lines: Sequence[Line]) -> list[list[MarkedPiece]]:
+    def cut(self, kind: RequestKind, lines: Sequence[Line]) -> list[list[Part]]:
         """The parts of each line, cut as `Translator` cuts them, with the blanks around them."""
-        return [[one for one in pieces if one.parts] for pieces in self._of(kind).cut(lines)]
+        return [
+            [
+                Part(piece, sum(max(LEAST_TOKENS, len(part.source)) for part in piece.parts))
+                for piece in pieces
+                if piece.parts
+            ]
+            for pieces in self._of(kind).cut(lines)
+        ]
 
     def translate(self, kind: RequestKind, texts: Sequence[Line]) -> list[tuple[str, ...]]:
         """The translations of each text, best first."""

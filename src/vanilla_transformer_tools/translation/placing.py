@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 
 from vanilla_transformer_tools.text.blanks import UNBLANKED, blank_ends, without_blank_ends
-from vanilla_transformer_tools.translation.results import LEAST_TOKENS, Piece
+from vanilla_transformer_tools.translation.results import Piece
 
 # Words, and letters of scripts without blanks.
 _UNIT = re.compile(rf"[{UNBLANKED}]|[^\W{UNBLANKED}]+(?:[-'’][^\W{UNBLANKED}]+)*")
@@ -68,11 +68,6 @@ class MarkedPiece:
         """As it was written, with its marks and items."""
         spans = [replace(span, window=(span.start, span.end)) for span in self.spans]
         return _written(self.text, spans, self.escaped)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that it counts for in a batch."""
-        return sum(max(LEAST_TOKENS, len(part.source)) for part in self.parts)
 
     def escaped(self, text: str) -> str:
         """Text as it is written between marks."""

@@ -6,9 +6,6 @@ from itertools import chain
 
 from vanilla_transformer_tools.translation.segments import join_pieces
 
-# Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
-LEAST_TOKENS = 16
-
 
 @dataclass(frozen=True)
 class Translation:
