@@ -124,7 +124,7 @@ def test_client_that_reads_nothing_does_not_keep_the_service_from_ending(start):
         wait_until(lambda: client.recv(1, socket.MSG_PEEK))
         command.signal(signal.SIGTERM)
 
-        assert command.wait(60) == 0
+        assert command.wait(30) == 0
 
 
 def test_idle_connections_neither_stop_the_service_nor_fill_its_log(start):

@@ -1,6 +1,7 @@
 """Clients that hold connections without using them, and requests that can be read in two ways."""
 
 import asyncio
+import errno
 import resource
 import socket
 import time
@@ -9,7 +10,11 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from vanilla_transformer_tools.service import connections
-from vanilla_transformer_tools.service.connections import most_connections, server_config
+from vanilla_transformer_tools.service.connections import (
+    most_connections,
+    report_failed_accepts_once,
+    server_config,
+)
 
 from ..support.http_service import SECONDS, ask, serving, wait_until
 
@@ -141,6 +146,21 @@ def test_connections_stay_below_the_limit_of_files(monkeypatch):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
 
         assert most_connections() == most
+
+
+def test_failed_accepts_are_reported_in_one_line(caplog):
+    async def fail(times):
+        loop = asyncio.get_running_loop()
+        report_failed_accepts_once(loop)
+        for _ in range(times):
+            error = OSError(errno.EMFILE, "Too many open files")
+            loop.call_exception_handler({"message": "socket.accept() failed", "exception": error})
+
+    asyncio.run(fail(1000))
+
+    assert caplog.messages == [
+        "Connections cannot be accepted: Too many open files. See `ulimit -n`."
+    ]
 
 
 POST = b"POST /body HTTP/1.1\r\nHost: a\r\n"

@@ -1,5 +1,6 @@
 """The `serve` command: translations over HTTP."""
 
+import asyncio
 import signal
 import socket
 import sys
@@ -23,6 +24,9 @@ from vanilla_transformer_tools.settings import ServeSettings
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.service.app import Service
+
+# For reading the last answers after a signal.
+_READING_SECONDS = 10
 
 _EXAMPLE = """The API is LibreTranslate's: POST /translate with q (a text or a list of them), source
 and target, as JSON or as a form; GET /languages, /health and /metrics (Prometheus).
@@ -124,7 +128,17 @@ def _run(service: "Service", listener: socket.socket) -> None:
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             service.batcher.hasten()
+            hanging_up = asyncio.create_task(self.hang_up())
             await super().shutdown(sockets)
+            hanging_up.cancel()
+
+        async def hang_up(self) -> None:
+            """Disconnects clients that do not read their answers, once all have been translated."""
+            while service.open_requests:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(_READING_SECONDS)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
 
     server = Server(server_config(build_app(service)))
     # Uvicorn passes the signal on when everything is finished.

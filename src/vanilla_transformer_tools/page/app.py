@@ -1,5 +1,6 @@
 """The page as a Gradio app: its components, the events between them, and its API."""
 
+import asyncio
 import logging
 import os
 import re
@@ -30,6 +31,7 @@ from vanilla_transformer_tools.service.connections import (
     Connection,
     allowed_hosts,
     of_own_origin,
+    report_failed_accepts_once,
 )
 from vanilla_transformer_tools.text.blanks import UNBLANKED
 
@@ -467,6 +469,7 @@ def launch(
 
     @asynccontextmanager
     async def lifespan(server: Any) -> AsyncIterator[None]:
+        report_failed_accepts_once(asyncio.get_running_loop())
         # Around Gradio's own middleware, which answers some requests itself.
         stack = server.middleware_stack
         if not is_behind_a_proxy:

@@ -20,7 +20,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer_tools.service.batcher import Batcher, ClosedError, QueueFullError, Results
-from vanilla_transformer_tools.service.connections import allowed_hosts, of_own_origin
+from vanilla_transformer_tools.service.connections import (
+    allowed_hosts,
+    of_own_origin,
+    report_failed_accepts_once,
+)
 from vanilla_transformer_tools.service.requests import (
     FORM,
     RefusedError,
@@ -172,6 +176,7 @@ def build_app(service: Service) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        report_failed_accepts_once(asyncio.get_running_loop())
         yield
         await asyncio.to_thread(service.batcher.close)
 

@@ -4,8 +4,10 @@ Uvicorn limits neither the time for a header nor, before it runs out of files, t
 """
 
 import asyncio
+import logging
 import re
 import resource
+import time
 from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 from typing import Any
@@ -18,12 +20,12 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+logger = logging.getLogger(__name__)
+
 # For a header, for a body and for reading an answer. A service answers slow bodies before that.
 SECONDS = 35
 # A client that sends or reads this many bytes in that time gets as much time again.
 _LEAST_BYTES = 2**16
-# Times that a connection is looked at in it.
-_LOOKS = 10
 _MOST_CONNECTIONS = 4096
 # Connections that wait to be accepted.
 WAITING = 100
@@ -31,6 +33,7 @@ WAITING = 100
 _ACCEPTED_AT_ONCE = 16
 # Of the model, its engine, and connections that are accepted or closed but not counted yet.
 _OTHER_FILES = 200
+_SECONDS_BETWEEN_REPORTS = 60
 
 _HEAD_END = re.compile(rb"\n\r?\n")
 # No line is continued on the next one, and all end alike. Only proxies get whole URLs.
@@ -76,6 +79,25 @@ def most_connections() -> int:
     return min(_MOST_CONNECTIONS, max(files - _OTHER_FILES, files // 4))
 
 
+def report_failed_accepts_once(loop: asyncio.AbstractEventLoop) -> None:
+    """Has connections that cannot be accepted reported in a line a minute.
+
+    Asyncio writes a traceback for each, thousands a second, when the process has no more files.
+    """
+    last = -float("inf")
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal last
+        error = context.get("exception")
+        if not isinstance(error, OSError) or "accept" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif (now := time.monotonic()) - last >= _SECONDS_BETWEEN_REPORTS:
+            last = now
+            logger.error("Connections cannot be accepted: %s. See `ulimit -n`.", error.strerror)
+
+    loop.set_exception_handler(handle)
+
+
 class Connection(H11Protocol):
     """A connection that is closed when its client keeps it waiting.
 
@@ -87,44 +109,53 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _StrictConnection(h11.SERVER)
-        self._received = 0
-        # What it waits for, since when, and the bytes that had moved by then.
-        self._wait: tuple[str, Any] = ("", None)
+        self._waits_for: str | None = None
         self._since = 0.0
+        self._received = 0
         self._moved = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Makes room for itself if there are too many."""
         super().connection_made(transport)
-        self._look()
+        self._watch()
         if len(self.connections) > most_connections():
-            others = [other for other in self.connections if isinstance(other, Connection)]
-            waiting = [other for other in others if other._note()]
+            connections: list[Any] = list(self.connections)
+            waiting = [other for other in connections if getattr(other, "_waits_for", None)]
             oldest = min(waiting, key=lambda other: other._since)
             self.connections.discard(oldest)
             oldest.transport.abort()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the clock."""
+        super().connection_lost(exc)
+        if self._timer:
+            self._timer.cancel()
+
     def data_received(self, data: bytes) -> None:
-        """Counts the bytes of the client."""
+        """Reads the data of the client."""
         self._received += len(data)
         super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Waits for the next request, or begins with the one that has been sent already."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """Waits for the client to read."""
+        super().pause_writing()
+        self._watch()
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Waits for the client to read no longer."""
         super().resume_writing()
-        self._since = self.loop.time()
+        self._watch()
 
-    def _look(self) -> None:
-        """Closes the connection if it has waited too long for its client, or looks again later."""
-        if self._note() and self.loop.time() - self._since >= SECONDS:
-            # Closing would first wait for the client to read everything.
-            self.transport.abort()
-        elif self in self.connections:
-            self.loop.call_later(SECONDS / _LOOKS, self._look)
-
-    def _note(self) -> bool:
-        """Whether it waits for its client; begins anew if that is for something else, or more."""
-        waits_for = ""
+    def _watch(self) -> None:
+        """Starts the clock when the connection begins to wait for something else."""
+        waits_for: str | None = None
         if self.flow.write_paused:
             waits_for = "reading"
         elif self.cycle is None or self.cycle.response_complete:
@@ -132,11 +163,26 @@ class Connection(H11Protocol):
             waits_for = "header"
         elif self.cycle.more_body:
             waits_for = "body"
-        wait = waits_for, self.cycle
-        moved = self._received - self.transport.get_write_buffer_size()
-        if wait != self._wait or moved - self._moved >= _LEAST_BYTES:
-            self._wait, self._moved, self._since = wait, moved, self.loop.time()
-        return bool(waits_for)
+        if waits_for != self._waits_for:
+            self._waits_for = waits_for
+            self._since = self.loop.time()
+            if self._timer:
+                self._timer.cancel()
+            self._timer = self._start_clock() if waits_for else None
+
+    def _start_clock(self) -> asyncio.TimerHandle:
+        self._moved = self._bytes_moved()
+        return self.loop.call_later(SECONDS, self._close_if_slow)
+
+    def _close_if_slow(self) -> None:
+        if self._bytes_moved() - self._moved >= _LEAST_BYTES:
+            self._timer = self._start_clock()
+        else:
+            # Closing would first wait for the client to read everything.
+            self.transport.abort()
+
+    def _bytes_moved(self) -> int:
+        return self._received - self.transport.get_write_buffer_size()
 
 
 class _StrictConnection(h11.Connection):
