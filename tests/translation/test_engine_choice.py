@@ -405,6 +405,9 @@ def test_conversion_that_others_can_have_written_is_made_anew(load, folder, monk
         assert "Others can write to" in caplog.text
         assert CACHE_VARIABLE in caplog.text
     assert agrees(made)
+
+    made.parent.chmod(0o777)
+    texts(load())
     assert [path.stat().st_mode & 0o777 for path in (made, made.parent)] == [0o700, 0o700]
 
 

@@ -10,6 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
@@ -310,7 +311,9 @@ def _convert(
     from vanilla_transformer_tools.translation.ctranslate2_conversion import convert
 
     parent = folder.parent
-    parent.mkdir(_OWN_MODE, parents=True, exist_ok=True)
+    parent.mkdir(parents=True, exist_ok=True)
+    with suppress(PermissionError):
+        parent.chmod(_OWN_MODE)
     if not _is_own(parent):
         raise OSError(
             f"Others can write to {str(parent)!r}. Set {CACHE_VARIABLE} to a folder of yours."
