@@ -32,7 +32,6 @@ from vanilla_transformer_tools.translation.marks import (
 from vanilla_transformer_tools.translation.markup import split_html
 from vanilla_transformer_tools.translation.placing import Line, MarkedPiece
 from vanilla_transformer_tools.translation.results import (
-    LEAST_TOKENS,
     Piece,
     Translation,
     join_parts,
@@ -61,6 +60,9 @@ WINDOW_CHARACTERS = 2**20
 
 # Source tokens of a batch, unless the caller gives another number.
 TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 64_000
+
+# Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
+LEAST_TOKENS = 16
 
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
