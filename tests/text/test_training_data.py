@@ -254,6 +254,24 @@ def test_processes_share_pairs_budget_and_buffer(stream_of, numbers_in, num_proc
     assert Counter(read) == dict.fromkeys(range(601), num_processes)
 
 
+def test_process_tokenises_its_share_alone(stream_of, monkeypatch):
+    tokenised = []
+    encode = training_data.PairEncoder.__call__
+
+    def record(encoder, texts):
+        tokenised.extend(texts["source"])
+        return encode(encoder, texts)
+
+    monkeypatch.setattr(training_data.PairEncoder, "__call__", record)
+
+    stream = stream_of(num_processes=2, process_index=1)
+    list(islice(stream, stream.batches_per_buffer))
+
+    numbers = [int(source.rstrip("x")) for source in tokenised]
+    assert numbers[:100] == list(range(1, 200, 2))
+    assert all(number % 2 for number in numbers)
+
+
 def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(stream_of):
     taken = []
 
