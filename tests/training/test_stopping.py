@@ -14,6 +14,7 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import auto_settings, corpus_stats, plan
 from vanilla_transformer_tools.training import run as training
+from vanilla_transformer_tools.training.averaging import Outcome
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.stopping import (
     StopOnRequest,
@@ -411,10 +412,11 @@ def test_run_ends_scored_and_records_what_was_chosen(run_minutes, tmp_path, monk
         control.should_training_stop = True
 
     monkeypatch.setattr(StopOnRequest, "on_step_end", end)
+    monkeypatch.setattr(training, "prefer_last", lambda _, best: Outcome("last", best.scores))
     run_minutes(10.0)
 
     run = read_json(tmp_path / "run.json")
-    assert run["updates"] == 1
+    assert (run["updates"], run["weights"]) == (1, "last")
     assert run["settings"]["vocab_size"] == 320
     assert run["decisions"] == [{"option": "vocab_size", "value": 320, "reason": "few pairs"}]
     assert "validation" in read_json(tmp_path / "results.json")
