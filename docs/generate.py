@@ -128,18 +128,11 @@ def command_line() -> str:
     """Each command with its options, their help and defaults."""
     sections = []
     known = parsers()
-    of_train = {action.dest for action in known["train"]._actions}
     for name, parser in known.items():
         summary = (parser.description or "").partition("\n")[0]
         lines = [f"## `{name}`\n", f"{summary}\n"]
-        if name == "distil":
-            lines.append("The options of [`train`](#train), and:\n")
         for group in parser._action_groups:
-            actions = [
-                action
-                for action in group._group_actions
-                if action.dest != "help" and not (name == "distil" and action.dest in of_train)
-            ]
+            actions = [action for action in group._group_actions if action.dest != "help"]
             if actions and group.title not in ("positional arguments", "options"):
                 lines.append(f"### {name}: {group.title}\n")
             lines += [f"- {_describe(action)}" for action in actions]

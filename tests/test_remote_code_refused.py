@@ -102,7 +102,6 @@ COMMANDS = {
     "serve": "serve --model EVIL --port 0",
     "export": "export --format ctranslate2 EVIL OUT",
     "train --init_from": "train --init_from EVIL --train CORPUS --output_dir OUT --max_steps 1",
-    "distil": "distil --teacher EVIL --train CORPUS --output_dir OUT --max_steps 1",
     "import": "import EVIL OUT",
     "import --mapping": "import --mapping MAPPING EVIL OUT",
 }

@@ -153,13 +153,6 @@ class TrainSettings:
         "several files, all: a.de a.en b.de b.en, or a.tsv b.tsv.",
         [],
     )
-    alignments: str | None = _data(
-        "File of word alignments of --train, as eflomal and fast_align make them: one line a "
-        "pair, such as 0-0 1-2, source-target between blanks. One head learns them (guided "
-        "alignment, Garg et al. 2019), and what follows words, such as tags and unknown words, "
-        "follows it.",
-        metavar="FILE",
-    )
     validation: list[str] = _data(
         "Validation pairs, in the form of --train. They decide which checkpoint is best; without "
         "them, the last one is kept.",

@@ -27,7 +27,6 @@ READERS = {
     "attention": "--model M --alignments a b --units c d --gold e",
 }
 TRAIN = f"train --use_cpu --output_dir OUT --vocab_size 300 --config {' '.join(SIZES)}"
-DISTIL = "distil --teacher M --train a b --use_cpu --output_dir OUT"
 SERVE = "serve --model M --source_language de --target_language en"
 
 
@@ -108,12 +107,6 @@ MISTAKES = [
     (f"{TRAIN} --train a b --init_from /no/such", "--init_from: there is no folder '/no/such'"),
     (f"{TRAIN} --train a short", "same number of lines, got 4 in .* and 1 in"),
     (f"{TRAIN} --train a bad", "bad' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
-    ("distil --train a b", "--teacher needs the folders or Hub names"),
-    (f"{DISTIL} --teacher ./no", "--teacher: there is no folder './no'"),
-    (f"{DISTIL} --nearest bleu", "--nearest needs --teacher_n_best, got bleu without it"),
-    (f"{DISTIL} --tag_column tag", "excludes --tag_column: a teacher.* and tag. Leave"),
-    (f"{DISTIL} --minutes 5", "--minutes works only with train; use --max_minutes"),
-    (f"{DISTIL} --word_level 0.5 --r_drop 5", "--word_level excludes --r_drop: .* 0.5 and 5.0"),
     # Attention
     ("attention --model M", "expected a source text and at most its translation, got 0"),
     ("attention --model M a --output x.pdf", "must end in .html, .png, .svg, got 'x.pdf'"),

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.commands.distil import DistilSettings
 from vanilla_transformer_tools.commands.evaluate import _like
 from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, test_sets
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
@@ -233,21 +232,6 @@ def test_search_gets_each_option(command, watch, tmp_path):
     ((loaded,), named) = calls[0]
     assert loaded == (model if command == "attention" else models)
     assert {name: named[name] for name in values} == values
-
-
-def test_teacher_gets_each_option_of_its_search(watch, write, tmp_path):
-    calls = watch(Translator, "from_pretrained", ArrivedError)
-    own = {field.name for field in fields(DistilSettings) if field.name.startswith("teacher_")}
-    words, values = others(DistilSettings, *({one.name for one in fields(DistilSettings)} - own))
-    rest = ["--train", write("a", "ja"), write("b", "yes"), "--output_dir", str(tmp_path / "out")]
-
-    with pytest.raises(ArrivedError):
-        main(["distil", "--teacher", str(tmp_path), "--use_cpu", *rest, *words])
-
-    expected = {name.removeprefix("teacher_"): value for name, value in values.items()}
-    expected["num_hypotheses"] = expected.pop("n_best")
-    assert {name: calls[0][1][name] for name in expected} == expected
-    assert len(expected) > 10
 
 
 # Evaluating

@@ -78,7 +78,7 @@ def faults(name: str, arguments: list[str]) -> list[str]:
     try:
         with contextlib.redirect_stderr(said):
             _, unknown = PARSERS[name].parse_known_args(arguments)
-            if name in ("train", "distil"):
+            if name == "train":
                 _, unknown = TRAINER.parse_known_args(unknown)
     except SystemExit:
         # Within a line an option may stand without its value.
@@ -102,7 +102,7 @@ def test_commands_are_found_in_the_pages():
         if (command := of_package(words))
     }
 
-    expected = "train translate evaluate import export push distil serve"
+    expected = "train translate evaluate import export push serve"
     assert names >= set(expected.split())
     assert faults("translate", ["--preset", "tiny"]) == ["--preset"]
     assert faults("train", ["--preset", "huge"])

@@ -195,7 +195,6 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"source_language": "de"}, {}, "--source_language needs the tokenizers of a saved"),
         ({"freeze": ["encoder"]}, {}, r"--freeze needs --init_from, got \['encoder'\]"),
         (TUNED | {"lora_rank": 8}, {}, "--lora_rank needs --peft, got 8 without it"),
-        ({"alignments": "x", "compile_layers": True}, {}, "--alignments excludes --compile"),
     ],
 )
 def test_setting_is_refused_when_no_run_can_follow_it(tmp_path, settings, given, message):

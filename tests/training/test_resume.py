@@ -24,7 +24,6 @@ from vanilla_transformer_tools.training.checkpoints import (
     close_checkpoint,
     closed_checkpoints,
     delete_oldest,
-    discard_stopped,
     failed_writes_named,
     find_checkpoint,
 )
@@ -581,13 +580,3 @@ def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monke
     # There is nothing to resume from.
     with pytest.raises(ValueError, match=r"already holds a run\. Choose another folder, or delete"):
         run_updates(corpus, tmp_path, 1)
-    discard_stopped(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-    monkeypatch.undo()
-    run_updates(corpus, tmp_path, 2)
-    record = read_json(tmp_path / "run.json")
-    assert not record["interrupted"]
-    # What can be resumed is not discarded.
-    (tmp_path / "run.json").write_text(json.dumps(record | {"interrupted": True}))
-    discard_stopped(tmp_path)
-    assert (tmp_path / "model.safetensors").exists()

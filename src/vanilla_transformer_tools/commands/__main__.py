@@ -5,7 +5,6 @@ import sys
 from vanilla_transformer_tools.commands.attention import attention
 from vanilla_transformer_tools.commands.command import Command, fail, run
 from vanilla_transformer_tools.commands.demo import demo
-from vanilla_transformer_tools.commands.distil import distil
 from vanilla_transformer_tools.commands.env import env
 from vanilla_transformer_tools.commands.evaluate import evaluate
 from vanilla_transformer_tools.commands.export import export
@@ -23,7 +22,6 @@ COMMANDS: dict[str, Command] = {
     "export": export,
     "import": import_,
     "attention": attention,
-    "distil": distil,
     "serve": serve,
     "demo": demo,
     "env": env,

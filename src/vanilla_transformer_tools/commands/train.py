@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 
-# Options with names of saved models; the last is of `distil`.
-_MODELS = ("init_from", "tokenizer", "teacher")
+# Options with names of saved models.
+_MODELS = ("init_from", "tokenizer")
 _RECIPES = (".yaml", ".yml")
 # Words of YAML for no value; and for truth, in the spelling that JSON and Trainer read too.
 _MISSING = ("", "~", "null")
@@ -143,8 +143,6 @@ def _spelling(word: object) -> str:
 
 def _check_settings(parser: Parser, settings: TrainSettings) -> None:
     """Ends the program if it cannot train; `check_settings` finds the other mistakes."""
-    if settings.minutes is not None and type(settings) is not TrainSettings:
-        parser.error("--minutes works only with train; use --max_minutes to limit the time")
     if not settings.train:
         parser.error("--train needs the training pairs")
     for name in _MODELS:

@@ -28,7 +28,6 @@ from vanilla_transformer_tools.saved_folder import (
     differs,
     leads_out,
     read_object,
-    write_run,
 )
 from vanilla_transformer_tools.text.filters import DROPPED_FILE
 
@@ -260,21 +259,6 @@ def check_free(folder: Path) -> None:
             f"--output_dir {folder} must hold nothing that training writes, got "
             f"{', '.join(taken)}. Choose another folder, or move these away."
         )
-
-
-def discard_stopped(folder: Path) -> None:
-    """Removes the model of a run that two signals ended before its first checkpoint.
-
-    Nothing can resume such a run, so a command that continues by itself begins it anew.
-    """
-    run = _record(folder)
-    if not run.get("interrupted") or closed_checkpoints(folder):
-        return
-    for pattern in (CONFIG_NAME, *_LATE_FILES):
-        for path in folder.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    # Last, so that a kill meanwhile leaves a folder for which this works again.
-    write_run(folder, {name: value for name, value in run.items() if name != "weights"})
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -95,7 +95,6 @@ _SETTINGS_THAT_MAY_CHANGE = {
     "language",
     "dataset_tags",
     "license",
-    "teacher_max_tokens_per_batch",
 }
 
 # Names of Trainer's arguments, or how they begin.
@@ -486,7 +485,7 @@ def _checksums(settings: TrainSettings) -> dict[str, str]:
     """SHA-256 by path of the files and folders that a run learns from; the Hub's are left out."""
     validation = chain.from_iterable(settings.paths_of_validation.values())
     paths = [*settings.train, *validation, *(settings.filter_overlap or ())]
-    paths += [path for path in (settings.symbols, settings.alignments) if path]
+    paths += [settings.symbols] if settings.symbols else []
     checksums = {path: checksum(path) for path in paths if Path(path).is_file()}
     for path in filter(os.path.isdir, paths):
         # Those are copies that `datasets` computed from the dataset.

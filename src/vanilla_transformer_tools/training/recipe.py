@@ -70,7 +70,6 @@ _RANGES = {
     "label_smoothing_factor": (0, 1),
     "gradient_accumulation_steps": (1, math.inf),
     "per_device_eval_batch_size": (1, math.inf),
-    "teacher_n_best": (1, math.inf),
 }
 
 # Options of Trainer that nothing here would follow, and why.
@@ -102,11 +101,9 @@ _NEEDED = {
     "lora_alpha": "peft",
     "lora_dropout": "peft",
     "lora_target_modules": "peft",
-    "nearest": "teacher_n_best",
 }
 
 _BY_MINUTES = "the minutes decide when the run ends and how its learning rate falls"
-_HIDDEN = "a compiled layer hides the attention of its heads"
 _SAVED = "a saved model keeps its own tokenizers"
 
 # Pairs of options of which only one can be given, and why.
@@ -125,18 +122,11 @@ _EXCLUSIVE = {
     ("tag_column", "target_language"): "a column names a language for each pair, not for all",
     ("peft", "freeze"): "everything but the adapters is frozen; choose their layers by "
     "--lora_target_modules",
-    ("word_level", "r_drop"): "each is another way to call the model",
-    ("teacher", "tag_column"): "a teacher translates into one language; distil each direction "
-    "separately",
     ("streaming", "bpe_dropout"): "BPE-dropout needs all words of the corpus in advance",
     ("streaming", "filter_duplicates"): "the filter remembers all pairs, and a stream stores none",
     ("bpe_dropout", "dataloader_persistent_workers"): "each epoch is drawn again, and persistent "
     "workers would keep the first one",
     ("compile_layers", "torch_compile"): "one compiles the layers, the other the whole model",
-    ("alignments", "streaming"): "the pairs of a stream are not numbered",
-    ("alignments", "bpe_dropout"): "each epoch splits the words differently",
-    ("alignments", "compile_layers"): _HIDDEN,
-    ("alignments", "torch_compile"): _HIDDEN,
 }
 
 # Schedules that are no function of the update.

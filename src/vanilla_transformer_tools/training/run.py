@@ -59,7 +59,6 @@ from vanilla_transformer_tools.training.checkpoints import (
     update_of,
     with_intact_weights,
 )
-from vanilla_transformer_tools.training.guided_alignment import guided
 from vanilla_transformer_tools.training.optimizer import muon_and_adam
 from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.processes import limit_waiting
@@ -155,8 +154,6 @@ def build(plan: RunPlan, training_pass: TrainingPass | None = None) -> TokenBatc
     data = build_data(plan.corpus, tokenizers, settings, arguments)
     if settings.r_drop:
         training_pass = partial(r_drop, alpha=settings.r_drop)
-    if settings.alignments:
-        data, training_pass = guided(settings, model, tokenizers, data, filtered, training_pass)
     trainer = _build_trainer(plan, model, tokenizers, data, training_pass)
     if plan.checkpoint:
         check_optimizer(plan.checkpoint, trainer.is_sharded)

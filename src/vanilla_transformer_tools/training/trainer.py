@@ -18,6 +18,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import (
+    DataCollatorForSeq2Seq,
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
@@ -51,7 +52,6 @@ from vanilla_transformer_tools.training.checkpoints import (
     update_of,
     with_intact_weights,
 )
-from vanilla_transformer_tools.training.guided_alignment import AlignedCollator
 from vanilla_transformer_tools.training.processes import is_sharded, put_weights
 
 # Losses on a GPU or of several processes are checked this seldom, because reading them waits.
@@ -106,7 +106,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         super().__init__(
             args=args,
             # It pads labels with -100, so it needs the padding id of the sources only.
-            data_collator=AlignedCollator(tokenizers.source),
+            data_collator=DataCollatorForSeq2Seq(tokenizers.source),
             processing_class=tokenizers.source,
             train_dataset=data.dataset,
             **settings,
