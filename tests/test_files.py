@@ -3,14 +3,12 @@
 import bz2
 import errno
 import gzip
-import io
 import lzma
 import os
 import signal
 import subprocess
 import sys
 import tracemalloc
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 
 from vanilla_transformer_tools import files
 from vanilla_transformer_tools.files import (
+    locked,
     naming_full_disk,
     parse_yaml,
     read_lines,
@@ -78,15 +77,6 @@ def names(folder: Path) -> list[str]:
 # Lines and checksums
 
 
-def zipped(*members):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, content in enumerate(members):
-            # With a time, which would else change the names of tests.
-            archive.writestr(zipfile.ZipInfo(f"folder/{number}.txt"), content)
-    return packed.getvalue()
-
-
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
@@ -104,7 +94,7 @@ def test_read_lines_ends_a_line_at_newline_only(tmp_path, text, lines):
     path.touch()
     assert list(read_lines(path, may_be_empty=True)) == []
 
-    for compress in (bytes, gzip.compress, bz2.compress, lzma.compress, zipped):
+    for compress in (bytes, gzip.compress, bz2.compress, lzma.compress):
         path.write_bytes(compress(text.encode()))
         assert list(read_lines(path)) == (lines or text.split("\n")[:-1])
 
@@ -118,15 +108,10 @@ GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode(), mtime=0)
     [
         ("gut\nschläft\n".encode("latin-1"), "byte 0xE4 at byte 5 of line 2.*iconv"),
         ("Zwölf\n".encode("utf-16"), "must be UTF-8, got .* iconv -f UTF-16"),
-        ("Zwölf\n".encode("utf-16-be"), "must be UTF-8, got .* iconv -f UTF-16"),
         (b"", "is empty"),
         (GZIPPED[:-12], "is a damaged gzip file"),
         (bz2.compress(b"x" * 99)[:20] + bytes(30), "is a damaged bzip2 file"),
-        (
-            zipped(b"a", b"b"),
-            "is a zip file, which must hold one file that needs no password, got 2",
-        ),
-        (b"\x28\xb5\x2f\xfd\x04\x00", "must be text, got Zstandard data. Unpack it first: zstd"),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "must be text, got Zstandard data. Unpack it first"),
     ],
 )
 def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
@@ -137,25 +122,12 @@ def test_read_lines_refuses_what_is_no_text(tmp_path, content, message):
         list(read_lines(path))
 
 
-@pytest.mark.parametrize("text", [b"ja\n" * 4, b"ja\nneinnein\n", b"j" * 12])
-def test_read_lines_takes_as_much_as_it_may(tmp_path, text):
-    path = tmp_path / "text.txt"
-    path.write_bytes(gzip.compress(text))
-    fault = rf"'{path}' must have at most 11 bytes of text, unpacked, got more"
-
-    assert list(read_lines(path, max_bytes=12)) == list(read_lines(path))
-    with pytest.raises(ValueError, match=fault):
-        list(read_lines(path, max_bytes=11))
-
-
 def test_no_more_than_a_limit_is_ever_in_memory(tmp_path, monkeypatch):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"a" * 999 + b"\n" + bytes(2**26)))
     monkeypatch.setattr(files, "_MOST_BYTES_OF_TEXT", 10)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match="at most 2,000 bytes"):
-            list(read_lines(path, max_bytes=2000))
         with pytest.raises(ValueError, match="must have at most 10 bytes"):
             read_text(path)
         monkeypatch.setattr(files, "LONGEST_LINE", 1000)
@@ -238,40 +210,40 @@ def test_scratch_of_a_living_process_stays(tmp_path, start):
     assert path != held
 
 
-def test_what_people_named_alike_stays(tmp_path):
-    people = ["of-", "of-mine", f"of-{'0' * 15}", f"of-{'0' * 16}.txt", f"OF-{'0' * 16}", "0" * 16]
+def test_what_people_named_alike_and_other_machines_made_stays(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    ours = f"of-{files._HOST}-{ended.pid}-{'0' * 8}"
+    people = ["of-", "of-mine", f"{ours}0", f"{ours}.txt", ours.upper(), ours.removeprefix("of-")]
+    people.append(ours.replace(files._HOST, "0" * 8))
     for name in people:
         (tmp_path / name).mkdir()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / f"of-{'1' * 16}").symlink_to(elsewhere)
     before = names(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ours).symlink_to(tmp_path / "elsewhere")
 
     with scratch_folder(tmp_path, "of-"):
         pass
 
-    assert names(tmp_path) == before
+    assert names(tmp_path) == sorted([*before, "elsewhere"])
 
 
-def test_what_another_user_left_or_nobody_can_lock_stays(tmp_path, monkeypatch):
-    left = tmp_path / f"of-{'0' * 16}"
-    left.mkdir()
-    # Who opens a pipe for reading waits for a writer.
-    os.mkfifo(tmp_path / f"of-{'1' * 16}")
+def test_second_holder_of_a_lock_is_refused_until_the_first_is_killed(tmp_path, start):
+    process = start("""
+with files.locked(parent / "lock", ""):
+    print("held", flush=True)
+    sys.stdin.read()
+""")
+    process.stdout.readline()
 
-    def flock(*args):
-        raise OSError(errno.EBADF, "no locks here")
+    with pytest.raises(ValueError, match="in use"), locked(tmp_path / "lock", "in use"):
+        pass
+    process.kill()
+    process.wait()
+    with locked(tmp_path / "lock", "in use"):
+        pass
 
-    for place, name, value in (
-        (os, "geteuid", lambda: left.stat().st_uid + 1),
-        (files.fcntl, "flock", flock),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(place, name, value)
-            with scratch_folder(tmp_path, "of-"):
-                assert len(names(tmp_path)) == 3
-    with scratch_folder(tmp_path, "of-"):
-        assert not left.exists()
+    assert names(tmp_path) == []
 
 
 # Files that appear whole
@@ -334,27 +306,20 @@ def test_other_errors_than_a_full_disk_stay_what_they_are(tmp_path, error):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a: &a [1]\nb: [*a, *a]\n", r"the alias \*a in line 2 must be written out"),
-        ("a: " + "[" * 21 + "]" * 21, "more than 20 levels of nesting"),
         ("a: 1\n" * 50_000, "250,000 characters, more than 200,000"),
         ("a: 2026-99-99", "month must be in 1..12"),
         ("a: !!python/object/apply:os.getpid []", "could not determine a constructor"),
     ],
 )
-def test_yaml_that_expands_or_never_ends_is_refused(text, fault):
+def test_yaml_that_is_long_or_runs_code_is_refused(text, fault):
     with pytest.raises(ValueError, match=fault):
         parse_yaml(text)
 
 
-@pytest.mark.parametrize("read", [read_text, lambda path: list(read_lines(path))])
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_may_never_end_is_not_opened(tmp_path, monkeypatch, kind, read):
-    monkeypatch.chdir(tmp_path)
-    if kind == "pipe":
-        # Nobody writes into it: opening it would wait for ever.
-        os.mkfifo("odd")
-    else:
-        os.symlink("/dev/zero", "odd")
+def test_pipe_that_nobody_writes_into_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
 
-    with pytest.raises(ValueError, match=f"'odd' must be a regular file, .* got a {kind}"):
-        read("odd")
+    with pytest.raises(
+        ValueError, match=r"pipe' must be a regular file, .* got a pipe or a device"
+    ):
+        list(read_lines(tmp_path / "pipe"))

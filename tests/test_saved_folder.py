@@ -1,7 +1,6 @@
 """A saved model's folder: only what is whole, finite and unchanged is loaded."""
 
 import json
-import os
 import re
 import shutil
 
@@ -153,29 +152,14 @@ def test_checkpoint_is_compared_with_its_own_list(folder):
         check_files(str(folder))
 
 
-@pytest.mark.parametrize("has_record", [True, False])
-def test_adapter_beside_a_model_is_refused(folder, refused, has_record):
-    # As PEFT writes it; Transformers looks for it first.
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": ["fc1"]}')
-    if not has_record:
-        (folder / RUN_FILE).unlink()
-
-    for command in (["translate", "--model", folder, "ab"], ["export", folder, folder / "out"]):
-        assert "must hold a whole model, got adapter_config.json" in refused(*command)
-
-
-@pytest.mark.parametrize("name", ["added_tokens.json", "target_tokenizer/special_tokens_map.json"])
-def test_tokens_that_were_added_to_a_model_are_noticed(folder, name):
+@pytest.mark.parametrize(
+    "name", ["added_tokens.json", "target_tokenizer/special_tokens_map.json", "adapter_config.json"]
+)
+def test_tokens_and_adapters_that_were_added_to_a_model_are_noticed(folder, name):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("{}")
 
     with pytest.raises(ValueError, match=rf"{name} of .* was added after the model was saved"):
-        check_files(str(folder))
-
-    (folder / RUN_FILE).write_text(json.dumps({"files": describe_model_files(folder)}))
-    check_files(str(folder))
-    (folder / name).write_text('{"<x>": 3}')
-    with pytest.raises(ValueError, match=rf"{name} of .* is not the file that was saved"):
         check_files(str(folder))
 
 
@@ -184,7 +168,7 @@ NAMES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_c
 
 @pytest.mark.parametrize("name", [*NAMES, RUN_FILE])
 def test_damaged_json_is_named_by_the_commands(folder, refused, name):
-    (folder / name).write_text('{"a":' * 900 + "1" + "}" * 900)
+    (folder / name).write_text('{"a": 1')
 
     *_, err = refused("translate", "--model", folder, "ab").splitlines()
 
@@ -202,8 +186,6 @@ def test_damaged_json_is_named_by_the_commands(folder, refused, name):
             {"files": {"a": None}},
             rf"{RUN_FILE} of .* must hold size and checksum of each",
         ),
-        (RUN_FILE, {"files": {"/etc/passwd": {"bytes": 1}}}, "files of its folder, got '/etc/pass"),
-        (RUN_FILE, {"files": {"a/../../b": {"bytes": 1}}}, r"files of its folder, got 'a/\.\./"),
     ],
 )
 def test_file_with_other_content_is_named(folder, name, content, message):
@@ -290,28 +272,6 @@ def test_commands_end_with_status_2_when_weights_are_not_finite(
     assert not (tmp_path / "out").exists()
 
 
-def edit(folder, name, **values):
-    file = folder / name
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"encoder_layers": 10**8},
-        {"d_k": 10**9},
-        {"decoder_ffn_dim": 10**9},
-        {"position_embedding_type": "learned", "max_position_embeddings": 10**9},
-    ],
-    ids=str,
-)
-def test_model_far_larger_than_its_weights_is_not_built(folder, sizes):
-    edit(folder, "config.json", **sizes)
-
-    with pytest.raises(ValueError, match=r"must fit its weights, got sizes of at least"):
-        load_model(str(folder))
-
-
 def test_weights_of_another_kind_of_number_are_refused(folder):
     change_weights(folder, lambda weights: {name: one.long() for name, one in weights.items()})
 
@@ -338,12 +298,3 @@ def test_index_of_shards_outside_of_the_folder_is_refused(folder):
 
     with pytest.raises(ValueError, match="must have a `weight_map` with the file of each tensor"):
         load_model(str(folder))
-
-
-def test_pipe_in_a_folder_is_refused_and_a_link_that_leads_nowhere_is_not(folder):
-    (folder / "link").symlink_to(folder / "nowhere")
-    check_objects(folder)
-    os.mkfifo(folder / "odd")
-
-    with pytest.raises(ValueError, match="must hold files, got a pipe called 'odd'"):
-        check_objects(folder)

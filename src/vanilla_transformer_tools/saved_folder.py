@@ -8,8 +8,8 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite, prod
-from pathlib import Path, PurePath
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +40,6 @@ from vanilla_transformer_tools.files import (
     parse_json,
     parse_yaml,
     read_text,
-    special_kind,
     write_lines,
 )
 
@@ -57,24 +56,17 @@ FILES_FILE = "files.json"
 
 # The target's own tokenizer has a folder inside the model's; the source's is beside the weights.
 TARGET_FOLDER = "target_tokenizer"
-TARGET_FILES = tuple(
-    f"{TARGET_FOLDER}/{name}" for name in ("tokenizer.json", "tokenizer_config.json")
-)
+TARGET_FILES = (f"{TARGET_FOLDER}/tokenizer.json", f"{TARGET_FOLDER}/tokenizer_config.json")
 
 # Of tokenizers without a tokenizer.json, as patterns.
-VOCABULARY_FILES = (
-    "*.spm",
-    "*.model",
-    "merges.txt",
-    "target_vocab.json",
-    "vocab.json",
-    "vocab-*.json",
-    "vocab.txt",
-)
+VOCABULARY_FILES = ("*.spm", "*.model", "merges.txt", "*vocab.json", "vocab-*.json", "vocab.txt")
 
 # Transformers adds their tokens to those of a tokenizer.
-_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
-_ADAPTER_FILE = "adapter_config.json"
+_TOKEN_FILES = tuple(
+    f"{folder}{name}"
+    for folder in ("", f"{TARGET_FOLDER}/")
+    for name in ("added_tokens.json", "special_tokens_map.json")
+)
 
 # Files that decide on what a saved model computes, as patterns; configs may be edited, so they are
 # left out.
@@ -88,8 +80,9 @@ _RECORDED_FILES = (
     *VOCABULARY_FILES,
     *_TOKEN_FILES,
     TARGET_FILES[0],
-    *(f"{TARGET_FOLDER}/{name}" for name in _TOKEN_FILES),
 )
+# What Transformers adds to a model or its tokenizers where it finds such a file.
+_ADDITIONS = ("adapter_config.json", *_TOKEN_FILES)
 # Files of a folder that Transformers and a Translator take for JSON objects.
 _CONFIG_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME)
 _OBJECT_FILES = (*_CONFIG_FILES, "tokenizer.json", "tokenizer_config.json", RUN_FILE)
@@ -209,17 +202,9 @@ def check_objects(folder: Path, names: Sequence[str] = _OBJECT_FILES) -> None:
         names: Files that hold objects; those that are missing are not read.
 
     Raises:
-        ValueError: If one holds anything but an object, a config has a number that is not finite,
-            or the folder holds a pipe, a device or a socket, from which reading might never end.
+        ValueError: If one holds anything but an object, or a config a number that is not finite.
         OSError: If one cannot be read.
     """
-    for path in (*folder.glob("*"), *folder.glob(f"{TARGET_FOLDER}/*")):
-        # A link that leads nowhere is for nobody a file of the model.
-        if path.exists() and (kind := special_kind(path)):
-            raise ValueError(
-                f"{str(path.parent)!r} must hold files, got {kind} called {path.name!r}. Take it "
-                "out."
-            )
     for name in names:
         values = read_object(folder / name) if (folder / name).exists() else {}
         for field, value in values.items():
@@ -268,15 +253,9 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
     """Compares a model's files with the sizes and checksums recorded for them, if there are any.
 
     Raises:
-        ValueError: If one differs, or the folder also has an adapter, or files of tokens without a
-            record, which Transformers would apply unnoticed.
+        ValueError: If one differs, or there is an adapter or a file of tokens without a record,
+            which Transformers would apply unnoticed.
     """
-    if find_file(model_name_or_path, _ADAPTER_FILE, revision):
-        raise ValueError(
-            f"{model_name_or_path!r} must hold a whole model, got {_ADAPTER_FILE}, whose adapter "
-            "would be added to the model. Merge them (`PeftModel.merge_and_unload`) and save the "
-            f"result, or take {_ADAPTER_FILE} out."
-        )
     record = find_file(model_name_or_path, FILES_FILE, revision)
     source = FILES_FILE if record else RUN_FILE
     files = (
@@ -287,34 +266,22 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
             f"{source} of {model_name_or_path!r} must hold size and checksum of each file, got "
             f"{json.dumps(files):.60}. Restore it."
         )
-    for name in (*_TOKEN_FILES, *(f"{TARGET_FOLDER}/{name}" for name in _TOKEN_FILES)):
+    cure = f"if you changed the file on purpose, remove `files` from {RUN_FILE}."
+    for name in _ADDITIONS:
         if files and name not in files and find_file(model_name_or_path, name, revision):
             raise ValueError(
                 f"{name} of {model_name_or_path!r} was added after the model was saved: {source} "
-                "has no checksum of it. Take it out; if you added it on purpose, remove `files` "
-                f"from {RUN_FILE}."
+                f"has no checksum of it. Take it out (an adapter: merge it and save the result); "
+                f"{cure}"
             )
     for name, expected in files.items():
-        if leads_out(name):
-            raise ValueError(
-                f"{source} of {model_name_or_path!r} must list files of its folder, got {name!r}. "
-                "Restore it."
-            )
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):
             recorded = ", ".join(f"{kind} {value!s:.12}" for kind, value in expected.items())
             raise ValueError(
                 f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
-                f"checksum are not {recorded} as recorded in {source}. Copy "
-                "the model again; if you changed the file on purpose, remove `files` from "
-                f"{RUN_FILE}."
+                f"checksum are not {recorded} as recorded in {source}. Copy the model again; {cure}"
             )
-
-
-def leads_out(name: str) -> bool:
-    """Whether a name in a file of a folder is the path of something outside of the folder."""
-    path = PurePath(name)
-    return path.is_absolute() or ".." in path.parts or "\0" in name
 
 
 def shards_in(index: Path) -> dict[str, str]:
@@ -325,8 +292,7 @@ def shards_in(index: Path) -> dict[str, str]:
     """
     listed = read_object(index).get("weight_map")
     if not isinstance(listed, dict) or not all(
-        isinstance(name, str) and PurePath(name).name == name and not leads_out(name)
-        for name in listed.values()
+        isinstance(name, str) and Path(name).name == name for name in listed.values()
     ):
         raise ValueError(
             f"{index} must have a `weight_map` with the file of each tensor, got {listed!r:.60}. "
@@ -465,79 +431,28 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
                 ) from error
             raise ValueError(
                 f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
-                f"{type(error).__name__}: {fault}. Restore tokenizer.json and "
-                "tokenizer_config.json."
+                f"{type(error).__name__}: {fault}. Restore its files."
             ) from error
 
 
 _FLOATING_POINT = ("F64", "F32", "F16", "BF16")
-# A smaller model than this is built whatever its config says, and the fault is then described.
-_SLACK = 10**6
 
 
 def _check_weights(model_name_or_path: str, revision: str | None) -> None:
-    """Rejects weights of integers, and a config for a far larger model than they are.
-
-    Such a model would be built, and filled with random numbers, before anything is compared.
-    """
-    types: dict[str, str] = {}
-    numbers = 0
+    """Rejects quantised weights, whose integers would be loaded as if they were the weights."""
     for file in _safetensors(model_name_or_path, revision):
         with _naming_folder(model_name_or_path), safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118
-                tensor = weights.get_slice(name)
-                types[name] = tensor.get_dtype()
-                numbers += prod(tensor.get_shape())
-    others = sorted(
-        name
-        for name, kind in types.items()
-        if name.endswith(("weight", "bias")) and kind not in _FLOATING_POINT
-    )
-    if others:
-        raise ValueError(
-            f"The weights of {model_name_or_path!r} must be floating-point numbers, got "
-            f"{types[others[0]]} for {_some(others)}. Undo the quantisation."
+            types = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+        others = sorted(
+            name
+            for name, kind in types.items()
+            if name.endswith(("weight", "bias")) and kind not in _FLOATING_POINT
         )
-    config = find_file(model_name_or_path, CONFIG_NAME, revision)
-    if types and config:
-        check_size(read_object(config), len(types), numbers, model_name_or_path)
-
-
-def check_size(config: Mapping[str, Any], tensors: int, numbers: int, name: str) -> None:
-    """Rejects a config for a model far larger than its weights, before it is built.
-
-    Args:
-        config: Its fields; sizes that it lacks are not compared.
-        tensors: Number of tensors in the weights.
-        numbers: Number of numbers in these.
-        name: Of the weights.
-
-    Raises:
-        ValueError: If the model would have more layers than there are tensors, or at least twice as
-            many numbers.
-    """
-
-    def size(field: str, default: int = 0) -> int:
-        value = config.get(field)
-        return value if isinstance(value, int) and value > 0 else default
-
-    width, heads = size("d_model"), size("encoder_attention_heads")
-    layers = [size(f"{stack}_layers") for stack in ("encoder", "decoder")]
-    inner = [size(f"{stack}_ffn_dim") for stack in ("encoder", "decoder")]
-    key_heads, value_heads = size("key_heads", heads), size("value_heads", heads)
-    heads_width = key_heads * size("d_k") + value_heads * size("d_v") + heads
-    least = width * (size("vocab_size") + size("decoder_vocab_size"))
-    least += sum(
-        count * width * (2 * one + heads_width) for count, one in zip(layers, inner, strict=True)
-    )
-    if config.get("position_embedding_type") == "learned":
-        least += width * size("max_position_embeddings")
-    if max(layers) > tensors or least > 2 * numbers + _SLACK:
-        raise ValueError(
-            f"The config of {name!r} must fit its weights, got sizes of at least "
-            f"{least:,} numbers in {sum(layers):,} layers for weights of {numbers:,} numbers in "
-            f"{tensors:,} tensors. Copy the model again."
-        )
+        if others:
+            raise ValueError(
+                f"The weights of {model_name_or_path!r} must be floating-point numbers, got "
+                f"{types[others[0]]} for {_some(others)}. Undo the quantisation."
+            )
 
 
 def _safetensors(model_name_or_path: str, revision: str | None) -> list[Path]:

@@ -148,8 +148,8 @@ class TrainSettings:
     """Settings of a training run that Transformers' `Seq2SeqTrainingArguments` do not have."""
 
     train: list[str] = _data(
-        "Training pairs: two parallel text files, source and target (plain, .gz, .bz2, .xz or "
-        ".zip), or one .tsv, .jsonl or .parquet file, or the folder or Hub name of a dataset. Of "
+        "Training pairs: two parallel text files, source and target (plain, .gz, .bz2 or "
+        ".xz), or one .tsv, .jsonl or .parquet file, or the folder or Hub name of a dataset. Of "
         "several files, all: a.de a.en b.de b.en, or a.tsv b.tsv.",
         [],
     )
@@ -529,7 +529,7 @@ class TranslateSettings(SearchSettings):
     )
 
     input: str | None = option(
-        "File to translate line by line, plain, .gz, .bz2, .xz or .zip. Default: standard input."
+        "File to translate line by line, plain, .gz, .bz2 or .xz. Default: standard input."
     )
     output: str | None = option(
         "File for the translations; it must not hold text already, except with --resume. It holds "

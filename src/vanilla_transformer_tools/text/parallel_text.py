@@ -63,7 +63,7 @@ class ParallelText:
             (source, tab, target, with `tag_column` tab, tag; no header, no quoting), `.jsonl` or
             `.json` file (one object a line), `.parquet` file, folder written by `datasets`'
             `save_to_disk`, or name of a dataset, local or on the Hub. All text files may be
-            compressed (.gz, .bz2, .xz, .zip). Of a corpus in several files, all of them in order:
+            compressed (.gz, .bz2, .xz). Of a corpus in several files, all of them in order:
             plain text as source, target, source, target.
         source_column: Column of the source, by name; a dot for nested ones: `translation.de`.
         target_column: Column of the target, named in the same way.
@@ -235,9 +235,7 @@ def _plain_lines(path: str) -> Iterator[pa.StringArray]:
     check_regular(path)
     with open(path, "rb") as file:
         head = file.readline()
-        # read_lines takes zeros in the first line for UTF-16.
-        unusual = b"\0" in head or head.endswith(b"\r\n")
-        if unusual or head.startswith(BYTE_ORDER_MARK) or compression_of(head):
+        if head.endswith(b"\r\n") or head.startswith(BYTE_ORDER_MARK) or compression_of(head):
             raise _NotPlainError
         file.seek(0)
         while lines := list(islice(file, ROWS_AT_A_TIME)):

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer_tools.files import names_below, share_weights, write_lines
+from vanilla_transformer_tools.files import locked, names_below, share_weights, write_lines
 from vanilla_transformer_tools.saved_folder import (
     CARD_FILE,
     CURVES_FILE,
@@ -26,7 +25,6 @@ from vanilla_transformer_tools.saved_folder import (
     TARGET_FOLDER,
     describe_files,
     differs,
-    leads_out,
     read_object,
 )
 from vanilla_transformer_tools.text.filters import DROPPED_FILE
@@ -195,8 +193,6 @@ def _damage(checkpoint: Path, prefix: str = "") -> str | None:
     except (ValueError, OSError) as error:
         return str(error)
     for name in (name for name in files if name.startswith(prefix)):
-        if leads_out(name):
-            return f"its {FILES_FILE} lists {name}, which is not in it"
         if not (checkpoint / name).is_file():
             return f"its {name} is missing"
         if differs(checkpoint / name, files[name]):
@@ -274,17 +270,9 @@ def claimed(folder: Path) -> Iterator[None]:
         ValueError: If another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK_FILE)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise ValueError(
-            f"--output_dir {folder} is in use by another training that has not ended. Wait for "
-            "it, or choose another folder."
-        ) from error
-    try:
+    fault = (
+        f"--output_dir {folder} is in use by another training that has not ended. Wait for it, or "
+        "choose another folder."
+    )
+    with locked(folder / _LOCK_FILE, fault):
         yield
-    finally:
-        # Deleted while it is held, so that it is never the lock of another process.
-        (folder / _LOCK_FILE).unlink(missing_ok=True)
-        lock.release()
