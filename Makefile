@@ -10,11 +10,12 @@ NUMBERS = runs/numbers
 JOBS = -n 2 --dist loadfile
 CALL_TRANSFORMERS = $(addprefix tests/,plugin training translation interop evaluation)
 
-.PHONY: demo test test-slow test-storm test-oldest test-mutants test-all lint docs clean
+.PHONY: demo test test-slow test-storm test-oldest newest test-newest test-mutants test-all lint \
+	docs clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	$(RUN)python -m pip install --quiet $(UPGRADE) --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 # German number words to English ones: trains, scores unseen numbers, translates a few.
@@ -48,15 +49,27 @@ test-slow: $(READY)
 test-storm: $(READY)
 	STORM_ROUNDS=100 $(RUN)python -m pytest -m slow -n 2 tests/storm
 
-# With the oldest Transformers that is allowed: the quick tests of what calls it (SHARE=2/3: of every
-# third file, beginning with the second), its own common tests on our classes, then folders that the
-# two releases exchange.
+# With another release of Transformers: the quick tests of what calls it (SHARE=2/3: of every third
+# file, beginning with the second), its own common tests on our classes, then folders that the two
+# releases exchange. The oldest is the lowest that is allowed; the newest is what pip installs today.
+OTHER = OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -m slow tests/plugin/test_hf_suite.py \
+	&& OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-$(1)/bin/python \
+	$(RUN)python -m pytest -s -m slow tests/plugin/test_releases.py
+TESTS_OF_OTHER = TESTS="$(CALL_TRANSFORMERS) $(if $(SHARE),--share_of_files $(SHARE))"
+
 test-oldest: $(READY)
-	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \
-		TESTS="$(CALL_TRANSFORMERS) $(if $(SHARE),--share_of_files $(SHARE))"
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m slow tests/plugin/test_hf_suite.py
-	OMP_NUM_THREADS=1 OTHER_PYTHON=.venv-oldest/bin/python \
-		$(RUN)python -m pytest -m slow -n 2 tests/plugin/test_releases.py
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt $(TESTS_OF_OTHER)
+	$(call OTHER,oldest)
+
+test-newest: $(READY) newest
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS=constraints-newest.txt $(TESTS_OF_OTHER)
+	$(call OTHER,newest)
+
+# The environment of the newest releases, brought up to date.
+newest:
+	rm -f .venv-newest/.ready
+	$(MAKE) .venv-newest/.ready VENV=.venv-newest CONSTRAINTS=constraints-newest.txt \
+		UPGRADE="--upgrade --upgrade-strategy eager"
 
 # Breaks the repository in one place at a time: each defect must fail a test that passes otherwise.
 # SHARE=2/6 takes every sixth, beginning with the second, and assumes that all tests have passed.
@@ -64,7 +77,7 @@ test-mutants: $(READY)
 	$(RUN)python checks/check_mutants.py --jobs 2 $(if $(SHARE),--share $(SHARE) --skip-unbroken)
 
 test-all: export WITH_MARIAN = 1
-test-all: test test-slow test-oldest test-mutants
+test-all: test test-slow test-oldest test-newest test-mutants
 
 lint: $(READY)
 	$(RUN)ruff format --check .
@@ -77,4 +90,4 @@ docs: $(READY)
 	$(RUN)python -m sphinx -q -W --keep-going -E -c docs -b html . build/site
 
 clean:
-	rm -rf $(VENV) .venv-oldest $(DEMO) $(NUMBERS)
+	rm -rf $(VENV) .venv-oldest .venv-newest $(DEMO) $(NUMBERS)

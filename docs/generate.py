@@ -75,6 +75,14 @@ def _place(room: str, tools: str) -> str:
     return f"{name}.py" if (ROOT / "src" / tools / f"{name}.py").exists() else f"{name}/"
 
 
+def foreign_names() -> str:
+    """Tables of the names of other libraries that the plug-in touches."""
+    sys.path.insert(0, str(ROOT / "checks"))
+    from foreign_names import tables
+
+    return tables()
+
+
 def file_map() -> str:
     """Tables of the files in each folder of both packages: the first lines of their docstrings."""
     tables = []

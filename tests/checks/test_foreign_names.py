@@ -1,0 +1,71 @@
+"""`checks/foreign_names.py`: names of other libraries that the plug-in touches."""
+
+import sys
+
+import pytest
+
+from foreign_names import Touched, touched_names
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package that touches names in every way that is looked for."""
+    code = '''
+import torch
+from torch import nn
+from transformers import PreTrainedModel, initialization as init
+from transformers.generation import GenerationMixin, LogitsProcessor
+from transformers.masking_utils import create_causal_mask
+
+class Own(PreTrainedModel, GenerationMixin):
+    _no_split_modules = []
+    own_attribute = 1
+
+    def _sample(self, config, cache):
+        self._own_private = cache.get_seq_length()
+        self._auto_class = torch._dynamo.maybe_mark_dynamic
+        torch.cuda.is_available()
+        nn.Linear(2, 3)
+        init.copy_(self.own_attribute)
+        return GenerationMixin._beam_search(self, getattr(config, "_attn_implementation"))
+
+    def _reorder_cache(self):
+        """Transformers calls it and has none."""
+'''
+    folder = tmp_path / "touching"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "touching"
+    sys.modules.pop("touching", None)
+
+
+def test_names_are_found_however_they_are_touched(package):
+    found = touched_names(package)
+
+    assert set(found) == {
+        Touched("*._attn_implementation", "transformers", "used", "private"),
+        Touched("GenerationMixin._reorder_cache", "transformers", "overridden", "private"),
+        Touched("GenerationMixin._sample", "transformers", "overridden", "private"),
+        Touched("PreTrainedModel._auto_class", "transformers", "used", "private"),
+        Touched("PreTrainedModel._no_split_modules", "transformers", "overridden", "private"),
+        Touched("torch._dynamo.maybe_mark_dynamic", "torch", "imported", "private"),
+        Touched("torch.cuda.is_available", "torch", "imported", "public"),
+        Touched("transformers.PreTrainedModel", "transformers", "imported", "public"),
+        Touched("transformers.generation.GenerationMixin", "transformers", "imported", "public"),
+        Touched(
+            "transformers.generation.GenerationMixin._beam_search",
+            "transformers",
+            "imported",
+            "private",
+        ),
+        Touched("transformers.generation.LogitsProcessor", "transformers", "imported", "public"),
+        Touched("transformers.initialization.copy_", "transformers", "imported", "undocumented"),
+        Touched(
+            "transformers.masking_utils.create_causal_mask",
+            "transformers",
+            "imported",
+            "undocumented",
+        ),
+    }
+    assert set(map(tuple, found.values())) == {("touching",)}

@@ -1,0 +1,237 @@
+"""Dropout, attention kernels and decoding's weights for devices that are slow with the plain ones.
+
+None of it changes a result.
+
+Shapes: B batch · S source · T target · K key positions · H heads · E head size.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cached_property, partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.utils.generic import is_flash_attention_requested
+
+from .layers_vanilla_transformer import Attention, CrossAttention, run_kernel
+
+# Smaller weights stay in the processor's cache.
+FEWEST_ENTRIES = 2**19
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` runs. They refuse custom gradients and checkpoints."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a call of the module runs the `forward` of its class and nothing else."""
+    hooks = (
+        *module._forward_hooks,
+        *module._forward_pre_hooks,
+        *module._backward_hooks,
+        *module._backward_pre_hooks,
+    )
+    # Accelerate's hooks (offload) set another `forward` on the instance.
+    return not hooks and "forward" not in vars(module)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether the module is the product with a weight and nothing else.
+
+    Quantisers such as torchao replace the weight, whose products are then its own.
+    """
+    if is_sharded(module):
+        return type(module).__bases__[1:] == (nn.Linear,)
+    return type(module) is nn.Linear and has_plain_weight(module) and is_untouched(module)
+
+
+def has_plain_weight(module: nn.Module) -> bool:
+    """Whether the weight is torch's own parameter, not one with operations of its own."""
+    return type(module.weight) is nn.Parameter
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 changed the module's class. Not every torch can import that class."""
+    return hasattr(type(module), "unshard")
+
+
+class Dropout(nn.Dropout):
+    """Dropout with a mask that is cheap on a CPU.
+
+    torch draws a float per entry, which takes a tenth of a small model's training step. Here 16
+    random bits decide on each entry, so the rate is exact to 1 / 65536.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drops entries while training and scales up the others."""
+        if not self.training or self.p == 0:
+            return x
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
+            return super().forward(x)
+        quadruples = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        bits = quadruples.view(torch.int16)[: x.numel()].view(x.shape)
+        dropped = round(self.p * 2**16)
+        scale = 2**16 / (2**16 - dropped)
+        return x * ((bits >= dropped - 2**15).to(x.dtype) * scale)
+
+
+def run_fast_kernel(
+    module: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    attn_implementation: str,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """As `run_kernel`, in float32 for a backward pass on a CPU, and without padding for flash."""
+    kwargs["attn_implementation"] = attn_implementation
+    if (
+        isinstance(module, CrossAttention)
+        and attention_mask is not None
+        and is_flash_attention_requested(None, attn_implementation)
+    ):
+        key, value, lengths = drop_padding(key, value, attention_mask, query.shape[2])
+        return run_kernel(module, query, key, value, None, **lengths, **kwargs)
+    device, dtype = query.device.type, query.dtype
+    # The backward pass of torch's CPU kernel is ten times slower in bfloat16 than in float32.
+    widened = device == "cpu" and query.requires_grad and dtype.itemsize < 4
+    if widened:
+        query, key, value = (x.float() for x in (query, key, value))
+    with torch.autocast(device, enabled=False) if widened else nullcontext():
+        heads, weights = run_kernel(module, query, key, value, attention_mask, **kwargs)
+    return heads.to(dtype), weights
+
+
+def drop_padding(
+    key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Joins the keys and values of real source tokens end to end, as flash kernels need them.
+
+    Transformers' `_upad_input` would apply the source's mask to the target too, and drop or
+    misplace queries.
+
+    Args:
+        key: `[B, H, S, E]`.
+        value: `[B, H, S, E]`.
+        attention_mask: 1 = real source token, `[B, S]`.
+        query_length: Number of target positions T in each sentence; all are kept.
+
+    Returns:
+        Keys and values, each `[1, H, K, E]` with all K real tokens of the batch, and the start of
+        each sentence, named as in `FlashAttentionKwargs`.
+    """
+    is_real = attention_mask.bool()
+    key, value = (x.transpose(1, 2)[is_real].transpose(0, 1)[None] for x in (key, value))
+    source_lengths = is_real.sum(-1)
+    ends = torch.arange(len(is_real) + 1, device=key.device)
+    return (
+        key,
+        value,
+        {
+            "cu_seq_lens_q": (ends * query_length).int(),
+            "cu_seq_lens_k": F.pad(source_lengths.cumsum(0), (1, 0)).int(),
+            "max_length_q": query_length,
+            "max_length_k": int(source_lengths.max()),
+        },
+    )
+
+
+def _edges(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """First column and first row."""
+    return weight[:, 0], weight[0]
+
+
+class WeightForFewRows:
+    """A weight `[out, in]` of a linear map, laid out for products with few rows on a CPU.
+
+    Decoding multiplies each matrix by one row or a few, and most of the time goes into reading the
+    matrix. The output projection of a base model takes 13 ms for 5 rows on two cores; this takes 4.
+    Each of the two layouts needs as much memory as the weight, and is made when it is first used.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight.detach()
+        self._version = weight._version
+        self._edges = [edge.clone() for edge in _edges(self.weight)]
+        out, width = weight.shape
+        # With more rows the layout makes no difference.
+        self.most_rows = 128 if out >= 8 * width else 8
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Whether `weight` was laid out before, with the same values.
+
+        Its version counts changes in place, except those through `weight.data`, with which running
+        averages are often swapped in. The first column and the first row show these.
+        """
+        return (
+            weight.data_ptr() == self.weight.data_ptr()
+            and weight._version == self._version
+            and all(map(torch.equal, _edges(weight), self._edges))
+        )
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`[..., in]` -> `[..., out]`."""
+        rows = x.numel() // x.shape[-1]
+        if rows > self.most_rows:
+            return F.linear(x, self.weight, bias)
+        if rows > 1:
+            return torch.ops.mkldnn._linear_pointwise(x, self.blocks, bias, "none", [], "")
+        return F.linear(x, self.columns, bias)
+
+    @cached_property
+    def blocks(self) -> Tensor:
+        """The layout that oneDNN prefers."""
+        return torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """Column by column, if columns are longer than rows."""
+        out, width = self.weight.shape
+        return self.weight.t().contiguous().t() if out > width else self.weight
+
+
+class WeightLayouts:
+    """The weights of one model that are laid out for few rows.
+
+    The model owns them, so they live as long as it does. Copies and pickles of the model start
+    without any.
+    """
+
+    def __init__(self) -> None:
+        self._laid_out: WeakKeyDictionary[nn.Linear, WeightForFewRows] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles as an empty object."""
+        return type(self), ()
+
+    def clear(self) -> None:
+        """Frees the memory of all layouts."""
+        self._laid_out.clear()
+
+    def linear(self, module: nn.Linear) -> Callable[[Tensor], Tensor]:
+        """The map of `module`, for inference with few rows at a time.
+
+        Args:
+            module: A plain linear layer: no hooks, no `forward` of its own.
+        """
+        weight = module.weight
+        if not is_plain_linear(module):
+            return module.forward
+        if (
+            weight.device.type != "cpu"
+            or weight.dtype != torch.float32
+            or weight.numel() < FEWEST_ENTRIES
+            or weight.is_inference()
+            or not torch.backends.mkldnn.is_available()
+            or torch.is_autocast_enabled("cpu")
+        ):
+            return partial(F.linear, weight=weight, bias=module.bias)
+        laid_out = self._laid_out.get(module)
+        if laid_out is None or not laid_out.is_of(weight):
+            laid_out = self._laid_out[module] = WeightForFewRows(weight)
+        return partial(laid_out.linear, bias=module.bias)

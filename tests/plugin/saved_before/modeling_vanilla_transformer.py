@@ -1,0 +1,535 @@
+"""The encoder-decoder Transformer of "Attention Is All You Need" (arXiv 1706.03762).
+
+Shapes: B batch · S source · T target · Q positions of either · D `d_model` · V vocabulary.
+
+Positions, attention, feed-forward networks and layers (sections 3.5, 3.2, 3.3 and 3.1) are in
+`layers_vanilla_transformer.py`, the loss (section 5.4) in `plain_vanilla_transformer.py`. Files
+named `fast_*` compute the same in less time and memory. `fast=False` in the config turns them off;
+without these files the model works too.
+
+Differs from the paper:
+    The layer norm comes before each sublayer (pre-norm, Xiong et al. 2020), not after the
+    residual sum, and each stack ends in a final one: deep stacks then train without long
+    warm-up. `pre_norm=False` selects the paper's order, without the final norms.
+"""
+
+import math
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.utils import TransformersKwargs, logging
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import VanillaTransformerGenerationMixin, causal_mask
+from .layers_vanilla_transformer import (
+    POSITIONS,
+    CrossAttention,
+    DecoderLayer,
+    EncoderLayer,
+    SelfAttention,
+)
+from .plain_vanilla_transformer import IGNORED, LossTerms, Plain, loss_sum
+from .pretrained_vanilla_transformer import SharedTable, VanillaTransformerPreTrainedModel
+
+try:
+    from .fast_vanilla_transformer import Fast
+except ImportError:
+    Fast = Plain  # type: ignore[assignment]
+
+logger = logging.get_logger(__name__)
+
+
+class Stack(VanillaTransformerPreTrainedModel):
+    """Common to encoder and decoder: embedding, positions, dropout, final norm."""
+
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
+        self.embed_positions = POSITIONS[config.position_embedding_type](config)
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.dropout = nn.Dropout(config.dropout)
+        self.embed_layer_norm: nn.Module = nn.Identity()
+        if config.embedding_layer_norm:
+            self.embed_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.layer_norm: nn.Module = nn.Identity()
+        has_norm = config.add_final_layer_norm
+        if config.pre_norm if has_norm is None else has_norm:
+            self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.gradient_checkpointing = False
+
+    def number_matrices(self) -> None:
+        """Sets the depth of each layer's modules, if their initial values depend on it."""
+        for depth, layer in enumerate(self.layers if self.config.depth_scaled_init else (), 1):
+            for module in layer.modules():
+                module.depth = depth
+
+    def lookup(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """Rows of the table `[B, Q, D]`, unscaled, as `inputs_embeds` are.
+
+        Raises:
+            ValueError: If both or neither are given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(
+                f"{type(self).__name__} needs either token ids or embeddings, got {given}. "
+                "Pass (decoder_)input_ids or (decoder_)inputs_embeds."
+            )
+        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def add_positions(
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, past_length: int | Tensor = 0
+    ) -> Tensor:
+        """Sections 3.4 and 3.5: lookups times sqrt(D) plus positions, then dropout.
+
+        Positions count real tokens, so padding on either side changes no position.
+
+        Args:
+            inputs_embeds: Rows of the table, `[B, Q, D]`.
+            attention_mask: 1 = real token, `[B, past_length + Q]`; with None or a mask of more
+                dimensions every token counts.
+            past_length: Number of positions in the cache.
+
+        Returns:
+            `[B, Q, D]`.
+        """
+        length = inputs_embeds.shape[1]
+        if attention_mask is not None and attention_mask.dim() == 2:
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        else:
+            position_ids = torch.arange(length, device=inputs_embeds.device)[None] + past_length
+        most = past_length + length
+        positions = self.embed_positions(position_ids, inputs_embeds.dtype, most)
+        return self.embed(inputs_embeds, positions)
+
+    def embed(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
+        """Adds encoded positions to lookups times sqrt(D), then drops out, `[B, Q, D]`."""
+        hidden_states = inputs_embeds * self.embed_scale + positions
+        return self.dropout(self.embed_layer_norm(hidden_states))
+
+    def run_layers(self, hidden_states: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
+        """All layers and the final norm, `[B, Q, D]` -> `[B, Q, D]`.
+
+        Args:
+            hidden_states: Input of the first layer.
+            inputs: Further inputs of each layer, with masks in the kernel's form.
+            kwargs: Likewise, by name; `attn_implementation` is the kernel.
+        """
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, *inputs, **kwargs)
+        return self.layer_norm(hidden_states)
+
+    def attention_config(self, **kwargs: Any) -> VanillaTransformerConfig:
+        """The config with the attention kernel of this call; a copy if it differs.
+
+        Only eager attention forms the weights that `output_attentions` returns.
+        """
+        if not kwargs.get("output_attentions", self.config.output_attentions):
+            return self.config
+        # Not `copy.copy`, which the compiler of torch 2.11 refuses.
+        config = object.__new__(type(self.config))
+        config.__dict__.update(self.config.__dict__)
+        config._attn_implementation_internal = "eager"
+        return config
+
+
+class Encoder(Stack):
+    """Encoder of section 3.1."""
+
+    _can_record_outputs = {  # noqa: RUF012  (Transformers' attribute)
+        "hidden_states": EncoderLayer,
+        "attentions": OutputRecorder(SelfAttention, index=1),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config, config.vocab_size)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.number_matrices()
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Encodes sources.
+
+        Args:
+            input_ids: Tokens `[B, S]`.
+            attention_mask: 1 = real token, `[B, S]`; None: all are.
+            inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, S, D]`.
+            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `last_hidden_state` `[B, S, D]`.
+        """
+        inputs_embeds = self.lookup(input_ids, inputs_embeds)
+        hidden_states = self.add_positions(inputs_embeds, attention_mask)
+        config = self.attention_config(**kwargs)
+        mask = create_bidirectional_mask(config, inputs_embeds, attention_mask)
+        hidden_states = self.run_layers(
+            hidden_states, mask, attn_implementation=config._attn_implementation
+        )
+        return BaseModelOutput(last_hidden_state=hidden_states)
+
+
+class Decoder(Stack):
+    """Decoder of section 3.1."""
+
+    _can_record_outputs = {  # noqa: RUF012  (Transformers' attribute)
+        "hidden_states": OutputRecorder(DecoderLayer),
+        "attentions": OutputRecorder(SelfAttention, index=1),
+        "cross_attentions": OutputRecorder(CrossAttention, index=1),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config, config.target_vocab_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)
+        )
+        self.number_matrices()
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decodes targets: all positions, or the ones after `past_key_values`.
+
+        Args:
+            input_ids: Tokens `[B, T]`.
+            attention_mask: 1 = real token, `[B, past + T]`; None: all are.
+            encoder_hidden_states: The encoder's output, `[B, S, D]`.
+            encoder_attention_mask: 1 = real source token, `[B, S]`; None: all are.
+            past_key_values: Keys and values of earlier positions; extended in place.
+            inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, T, D]`.
+            use_cache: Starts a cache if `past_key_values` is None.
+            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `last_hidden_state` `[B, T, D]` and the cache.
+        """
+        inputs_embeds = self.lookup(input_ids, inputs_embeds)
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length)
+
+        config = self.attention_config(**kwargs)
+        self_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
+        encoder_mask = create_bidirectional_mask(
+            config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
+        )
+        hidden_states = self.run_layers(
+            hidden_states,
+            mask,
+            encoder_hidden_states,
+            encoder_mask,
+            past_key_values=past_key_values,
+            attn_implementation=config._attn_implementation,
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values
+        )
+
+
+class VanillaTransformerModel(SharedTable):
+    """Encoder and decoder over their embedding tables, without the output projection."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        # Registered first, because a shared table is saved under its first name.
+        self.register_module("shared", None)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self._tied_weights_keys = {}
+        if config.share_encoder_decoder_embeddings:
+            # One module, not three that share a weight: FSDP shards no weight twice.
+            self.set_input_embeddings(self.encoder.embed_tokens)
+            # A pattern, which PEFT does not read: it would put adapters on one table three times.
+            self._tied_weights_keys = {
+                "encoder.embed_tokens.weight": r"shared\.weight",
+                "decoder.embed_tokens.weight": r"shared\.weight",
+            }
+        self.computing = Fast() if config.fast else Plain()
+        self.computing.prepare(self)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encodes sources, unless `encoder_outputs` are given, and decodes targets.
+
+        Args:
+            input_ids: Source tokens `[B, S]`.
+            attention_mask: 1 = real source token, `[B, S]`; None: all are.
+            decoder_input_ids: Target tokens, shifted right, `[B, T]`.
+            decoder_attention_mask: 1 = real target token, `[B, past + T]`; None: all are. Targets
+                padded on the right need none: no token attends to later ones.
+            encoder_outputs: Output of the encoder for these sources.
+            past_key_values: Keys and values of earlier target positions; extended in place.
+            inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, S, D]`.
+            decoder_inputs_embeds: Instead of `decoder_input_ids`, `[B, T, D]`.
+            use_cache: Returns `past_key_values`, to continue decoding.
+            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
+
+        Returns:
+            `last_hidden_state` `[B, T, D]`, the cache and the requested outputs of both stacks.
+        """
+        self.warn_of_two_adapters()
+        if encoder_outputs is None:
+            encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        elif isinstance(encoder_outputs, tuple):
+            encoded = BaseModelOutput(*encoder_outputs)
+        else:
+            encoded = encoder_outputs
+        decoder_outputs = self.decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoded.last_hidden_state,
+            attention_mask,
+            past_key_values,
+            decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
+        )
+
+
+class OutputWithoutLogits(Seq2SeqLMOutput):
+    """Output of a training step, which never holds all logits together."""
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Only the loss, because code that counts positions expects logits after it."""
+        return (self.loss,)
+
+
+class VanillaTransformerForConditionalGeneration(
+    VanillaTransformerPreTrainedModel, VanillaTransformerGenerationMixin
+):
+    """The complete model: encoder, decoder, output projection, loss and `generate`."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, config.lm_head_bias)
+        is_shared = config.share_encoder_decoder_embeddings
+        table = "model.shared" if is_shared else "model.decoder.embed_tokens"
+        self._tied_weights_keys = {"lm_head.weight": f"{table}.weight"}
+        # Transformers' own default stops after 20 tokens.
+        self.generation_config.max_length = config.max_position_embeddings
+        never = (config.pad_token_id, config.bos_token_id)
+        ends = (None, *config.eos_token_ids)
+        self.generation_config.bad_words_ids = [[token] for token in never if token not in ends]
+        self.post_init()
+
+    def _init_linear(self, module: nn.Linear) -> None:
+        """An untied output projection starts like a table."""
+        if module is self.lm_head:
+            self._init_table(module.weight, self.config.pad_token_id)
+        else:
+            super()._init_linear(module)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shifts targets right, after the start token, `[B, T]` -> `[B, T]` (figure 1)."""
+        shifted = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
+        return shifted.masked_fill(shifted == IGNORED, self.config.pad_token_id)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_logits: bool = False,
+        num_items_in_batch: int | Tensor | None = None,
+        r_drop_alpha: float = 0.0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """As `VanillaTransformerModel.forward`, then logits and, given `labels`, the loss.
+
+        It takes the arguments of the bare model and these:
+
+        - `labels` `[B, T]`, -100 at positions without a target. Missing `decoder_input_ids` are
+          made from them.
+        - `logits_to_keep`: number of last positions, or a tensor of positions, whose logits are
+          returned; 0: all. Not together with `labels`.
+        - `return_logits`: training with `labels` returns all logits too (distillation), which takes
+          their memory.
+        - `num_items_in_batch`: divisor of the summed loss. Trainer passes the number of targets in
+          all accumulated batches and processes; None: the targets of this batch.
+        - `r_drop_alpha`: weight of R-Drop's divergence, for a batch whose second half repeats its
+          first (`vanilla_transformer_tools.training.trainer`).
+
+        Returns:
+            `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with
+            `labels`, unless `return_logits`. As a tuple, such an output has only the loss.
+
+        Raises:
+            ValueError: If `labels` come with `logits_to_keep`, or differ in shape from what the
+                decoder reads, or if `r_drop_alpha` comes with an odd number of rows.
+        """
+        if labels is None:
+            self._warn_of_outer_loss(num_items_in_batch)
+        else:
+            self._refuse_partial_logits(logits_to_keep)
+            # A loss needs no later steps, and filling a cache copies all keys and values.
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs,
+            past_key_values,
+            inputs_embeds,
+            decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        logits = loss = None
+        output = Seq2SeqLMOutput
+        if self.training and labels is not None and not return_logits:
+            output = OutputWithoutLogits
+        else:
+            last = isinstance(logits_to_keep, int)
+            kept = slice(-logits_to_keep, None) if last else logits_to_keep
+            logits = self.lm_head(hidden_states[:, kept])
+        if labels is not None:
+            loss = self._loss(hidden_states, logits, labels, num_items_in_batch, r_drop_alpha)
+        return output(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+    def _loss(
+        self,
+        hidden_states: Tensor,
+        logits: Tensor | None,
+        labels: Tensor,
+        num_items_in_batch: int | Tensor | None,
+        r_drop_alpha: float,
+    ) -> Tensor:
+        """The loss of a target; without `logits`, they are computed from `hidden_states`."""
+        if labels.shape != hidden_states.shape[:-1]:
+            raise ValueError(
+                "`labels` must have one entry for each target position that the decoder reads, got "
+                f"the shapes {[*labels.shape]} and {[*hidden_states.shape[:-1]]} [batch, target]. "
+                "It reads `<s>` and all labels but the last, which is what it is given without "
+                "`decoder_input_ids`: leave them out."
+            )
+        if r_drop_alpha and len(labels) % 2:
+            raise ValueError(
+                "`r_drop_alpha` needs a batch whose second half repeats its first, got "
+                f"{len(labels)} rows."
+            )
+        labels = labels.to(hidden_states.device)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        terms = LossTerms(smoothing, r_drop_alpha)
+        if logits is None:
+            total = self.model.computing.loss(self.lm_head, hidden_states, labels, terms)
+        else:
+            total = loss_sum(logits, labels, terms)
+        if num_items_in_batch is None:
+            num_items_in_batch = (labels != IGNORED).sum()
+        # Without any target the loss is 0, not 0 / 0.
+        return total / torch.as_tensor(num_items_in_batch).clamp(min=1)
+
+    def _refuse_partial_logits(self, logits_to_keep: int | Tensor) -> None:
+        """The loss needs the logits of all targets."""
+        if isinstance(logits_to_keep, Tensor) or logits_to_keep != 0:
+            raise ValueError(
+                "`labels` need the logits of all target positions, that is `logits_to_keep=0`, "
+                f"got `logits_to_keep={logits_to_keep}`. Leave out either one; to exclude targets "
+                f"from the loss, set their labels to {IGNORED}."
+            )
+
+    def _warn_of_outer_loss(self, num_items_in_batch: int | Tensor | None) -> None:
+        """Warns once that the config's label smoothing does not apply to the caller's loss.
+
+        With `label_smoothing_factor`, or the user's own loss function, Trainer keeps the labels
+        and computes the loss from the logits, so nothing is smoothed twice.
+        """
+        if self.training and num_items_in_batch is not None and self.config.label_smoothing:
+            logger.warning_once(
+                f"`config.label_smoothing` is {self.config.label_smoothing} and has no effect: the "
+                "loss is computed outside the model, by Trainer's `label_smoothing_factor` or a "
+                "loss function. Set `config.label_smoothing` to 0 to silence this warning, or "
+                "leave both arguments out to train with it."
+            )
+
+
+VanillaTransformerModel.register_for_auto_class("AutoModel")
+VanillaTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+__all__ = [
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]
