@@ -18,8 +18,7 @@ PLAN = (
     (f"{TOOLS}.figures", f"{TOOLS}.saved_folder"),
     (f"{TOOLS}.text",),
     (f"{TOOLS}.translation", f"{TOOLS}.evaluation", f"{TOOLS}.sharing"),
-    (f"{TOOLS}.training", f"{TOOLS}.inspection", f"{TOOLS}.interop", f"{TOOLS}.service"),
-    (f"{TOOLS}.page",),
+    (f"{TOOLS}.training", f"{TOOLS}.inspection", f"{TOOLS}.interop"),
     (f"{TOOLS}.commands",),
 )
 

@@ -317,7 +317,6 @@ ADDRESSED = (
     "CITATION.cff",
     "examples/from_text_to_model.ipynb",
     ".github/ISSUE_TEMPLATE/config.yml",
-    "Dockerfile",
 )
 
 

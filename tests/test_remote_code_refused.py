@@ -99,7 +99,6 @@ def corpus(tmp_path):
 
 COMMANDS = {
     "translate": "translate --model EVIL wort",
-    "serve": "serve --model EVIL --port 0",
     "export": "export --format ctranslate2 EVIL OUT",
     "train --init_from": "train --init_from EVIL --train CORPUS --output_dir OUT --max_steps 1",
     "import": "import EVIL OUT",

@@ -37,15 +37,11 @@ _tuning = partial(option, group="fine-tuning")
 _evaluation = partial(option, group="evaluation")
 _card = partial(option, group="model card")
 _search = partial(option, group="search")
-_address = partial(option, group="address")
-_limits = partial(option, group="limits")
 _repository = partial(option, group="repository")
-_space = partial(option, group="Space")
 _runtime = partial(option, group="export to a runtime")
 _picture = partial(option, group="page or picture")
 _alignments = partial(option, group="alignments")
 _translation = partial(option, group="translation")
-_languages = partial(option, group="languages")
 _mapping = partial(option, group="mapping")
 
 
@@ -131,11 +127,6 @@ _SPLIT_SENTENCES = (
 _DTYPE = (
     "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that computes "
     "in it."
-)
-_ALLOWED_HOSTS = (
-    "Names under which others call the server, such as translate.example.org behind a proxy; "
-    "other hosts get status 400. Default: names of this machine for a loopback --host, "
-    "otherwise all."
 )
 _TRUST_REMOTE_CODE = (
     "Runs the code in the folder of a model of another kind. A vanilla_transformer model always "
@@ -562,53 +553,6 @@ class TranslateSettings(SearchSettings):
 
 
 @dataclass(frozen=True)
-class ServeSettings(SearchSettings):
-    """Settings of a service; the search is the same for all requests."""
-
-    source_language: str | None = _search(
-        "Language to translate from, as clients name it, such as de. Default: the first language "
-        "in the model card; of a model of several, all."
-    )
-    target_language: str | None = _search(
-        "Language to translate into, as clients name it, such as en. Default: the second language "
-        "in the model card; of a model of several, all."
-    )
-    split_sentences: bool | None = _search(
-        f"{_SPLIT_SENTENCES} Default: on.", True, action=BooleanOptionalAction
-    )
-    host: str = _address(
-        "Address to listen on; 0.0.0.0: all of this machine. There is no encryption and no "
-        "password: put a proxy in front of it before others can reach it.",
-        "127.0.0.1",
-    )
-    port: int = _address("Port to listen on; 0: a free one, which is printed.", 5000)
-    allowed_hosts: list[str] = _address(_ALLOWED_HOSTS, [], action="extend", metavar="HOST")
-    allowed_origins: list[str] = _address(
-        "Origins whose pages may send requests from a browser (CORS), such as https://example.org; "
-        "*: all. Default: none but pages of this service itself.",
-        [],
-        action="extend",
-        metavar="ORIGIN",
-    )
-    max_delay: float = _limits(
-        "Milliseconds that a request may wait for others to share its batch, while nothing is "
-        "being translated.",
-        2.0,
-    )
-    max_characters: int = _limits(
-        "Longest request, all its texts together; longer ones get status 413.", 100_000
-    )
-    max_texts: int = _limits("Number of texts of a request; more get status 413.", 1000)
-    max_requests: int = _limits(
-        "Number of requests that are read or wait at a time; more get status 429.", 256
-    )
-    max_waiting_characters: int = _limits(
-        "Characters of all requests that wait at a time; a request beyond them gets status 429.",
-        1_000_000,
-    )
-
-
-@dataclass(frozen=True)
 class EvaluateSettings(SearchSettings):
     """Settings of an evaluation."""
 
@@ -663,18 +607,6 @@ class PushSettings:
     private: bool = _repository("Makes the repository private if it is new.", False)
     revision: str | None = _repository("Branch to commit to, created if missing. Default: main.")
     commit_message: str = _repository("First line of the commit.", "Upload model")
-    space: str | None = _space(
-        "Also uploads a page for trying the model, a Space at USER/NAME; created if missing. "
-        "Without --model, the Space of a model that is on the Hub already."
-    )
-    web: str | None = _space(
-        "Folder of `export --format web`, uploaded as a static Space to --space instead of a page "
-        "that needs a Python server.",
-        metavar="FOLDER",
-    )
-    save_space: str | None = _space(
-        "Writes the files of such a Space to a new folder, and uploads nothing.", metavar="FOLDER"
-    )
 
 
 # Formats of exports to a runtime; the others are files of other programs.
@@ -779,33 +711,6 @@ class AttentionSettings:
     num_beams: int | None = _translation(
         "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
     )
-    dtype: DTypeName = option(_DTYPE, "auto")
-    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    """Settings of the page that `demo` opens."""
-
-    model: list[str] | None = option(
-        "Folder or Hub name of a model; several can be compared.", action="extend", metavar="MODEL"
-    )
-    host: str = _address(
-        "Address to listen on. 127.0.0.1: only this machine reaches the page; 0.0.0.0: all that "
-        "reach this machine.",
-        "127.0.0.1",
-    )
-    port: int | None = _address("Port to listen on. Default: the first free one from 7860.")
-    allowed_hosts: list[str] = _address(_ALLOWED_HOSTS, [], action="extend", metavar="HOST")
-    share: bool = _address(
-        "Asks Gradio's servers for a public address, through which all texts then travel.", False
-    )
-    examples: str | None = option(
-        "File of lines to try, one a line. Default: lines of the model card, or else of the "
-        "validation data, if they are found."
-    )
-    source_language: str | None = _languages(_SOURCE_LANGUAGE)
-    target_language: str | None = _languages(_TARGET_LANGUAGE)
     dtype: DTypeName = option(_DTYPE, "auto")
     trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
 

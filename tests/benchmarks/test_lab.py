@@ -13,7 +13,7 @@ from ..support.documents import ROOT
 
 # A median that is not the mean.
 SLOW, FAST = [8.0, 4.0, 30.0], [2.0, 1.0, 3.0]
-SCRIPTS = ("finetuning", "generation", "growth", "peers", "plot_complexity", "service")
+SCRIPTS = ("finetuning", "generation", "growth", "peers", "plot_complexity")
 SCRIPTS += ("threads", "training", "tricks", "versions")
 
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISREG
@@ -27,7 +26,6 @@ READERS = {
     "attention": "--model M --alignments a b --units c d --gold e",
 }
 TRAIN = f"train --use_cpu --output_dir OUT --vocab_size 300 --config {' '.join(SIZES)}"
-SERVE = "serve --model M --source_language de --target_language en"
 
 
 def of_outputs() -> Iterator[tuple[str, str]]:
@@ -118,31 +116,14 @@ MISTAKES = [
     ("attention --model M --alignments a a --gold a", "'a', line 1: A gold link must be source-"),
     ("attention --model M --alignments a a --units a short", "4 in 'a', 4 in 'a', 1 in 'short'"),
     ("attention --model M --alignments a a --gold links", "got 4 in 'a', 4 in 'a', 2 in 'links'"),
-    # Serving
-    ("serve", "--model needs the folder or the Hub name of a model"),
-    (f"{SERVE} --max_texts 0", "--max_texts must be at least 1, got 0"),
-    (f"{SERVE} --port 65536", "--port must be from 0 to 65535, got 65536"),
-    (f"{SERVE} --max_delay nan", "--max_delay must be from 0 to 60000 milliseconds, got nan"),
-    (f"{SERVE} --max_waiting_characters 9", "at least --max_characters, .* got 9 and 100000"),
-    (f"{SERVE} --host 192.0.2.1", r"cannot listen on 192\.0\.2\.1:5000: .* another --port"),
-    (f"{SERVE} --port {{port}}", "cannot listen on 127.0.0.1:.*: Address already in use"),
-    (f"{SERVE} --allowed_hosts http://a.de", "without scheme and port, .* got 'http://a.de'"),
-    (f"{SERVE} --allowed_origins a.de", "such as https://example.org, .* got 'a.de'"),
-    ("serve --model M --port 0", "--source_language de"),
     # Sharing
     ("push me/x", "--model needs the folder of a model"),
-    ("push me/x --space me/y --save_space OUT", "exclude each other: leave one out"),
-    ("push me/x --web a", "--web needs --space"),
-    ("demo --model ./none", "--model: there is no folder './none'"),
-    ("demo --model M --prot 80", "unknown option --prot; did you mean --port?"),
-    ("demo --model M --host 192.0.2.1", "cannot listen on 192.0.2.1:0: "),
-    ("demo --model M --port 65536", "--port must be from 1 to 65535, got 65536"),
 ]
 
 
 @pytest.fixture(scope="module")
 def place(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict]]:
-    """A folder with models and files; and numbers of an open file and of a port that is taken."""
+    """A folder with models and files; and the number of an open file."""
     here = tmp_path_factory.mktemp("place")
     for name in "abcde":
         (here / name).write_text(LINES)
@@ -162,8 +143,8 @@ def place(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     (here / "H/config.json").symlink_to(here / "cache/blob")
     (here / "linked").symlink_to(here / "M/tokenizer.json")
     (here / "link").symlink_to(here / "M")
-    with open(here / "open", "w") as file, socket.create_server(("127.0.0.1", 0)) as taken:
-        yield here, {"fd": file.fileno(), "port": taken.getsockname()[1]}
+    with open(here / "open", "w") as file:
+        yield here, {"fd": file.fileno()}
 
 
 def changes(folder: Path) -> dict[str, int | None]:

@@ -373,8 +373,7 @@ def test_other_model_is_evaluated_with_the_search_of_the_first():
 
 def test_push_passes_each_option_on(watch):
     calls = watch(pushing, "push")
-    # The others are tested in `test_space.py`.
-    words, values = others(PushSettings, "model", "space", "save_space", "web")
+    words, values = others(PushSettings, "model")
 
     main(["push", "--model", "other_model", *words, "user/name"])
 

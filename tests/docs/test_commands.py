@@ -102,7 +102,7 @@ def test_commands_are_found_in_the_pages():
         if (command := of_package(words))
     }
 
-    expected = "train translate evaluate import export push serve"
+    expected = "train translate evaluate import export push"
     assert names >= set(expected.split())
     assert faults("translate", ["--preset", "tiny"]) == ["--preset"]
     assert faults("train", ["--preset", "huge"])

@@ -10,8 +10,6 @@ import yaml
 from huggingface_hub import ModelCard
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.commands.demo import demo
-from vanilla_transformer_tools.commands.serve import serve
 from vanilla_transformer_tools.commands.translate import translate
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.model_card import (
@@ -124,19 +122,12 @@ def test_card_of_two_vocabularies_loads_both_tokenizers(make_card, tmp_path):
     assert "print(target_tokenizer.batch_decode(" in card
 
 
-# A service needs names of languages; those of other cards are for the reader to fill in.
-@pytest.mark.parametrize(
-    ("language", "served"),
-    [(["de", "en"], []), (["de"], ["--source_language", "xx", "--target_language", "yy"])],
-)
-def test_commands_of_the_card_are_those_of_the_package(
-    make_card, monkeypatch, tmp_path, language, served
-):
+def test_commands_of_the_card_are_those_of_the_package(make_card, monkeypatch, tmp_path):
     called = []
     monkeypatch.setattr(
         "vanilla_transformer_tools.commands.__main__.run", lambda *call: called.append(call)
     )
-    make_card(language=language)
+    make_card()
 
     for line in re.search("```bash\n(.*?)```", card_in(tmp_path), re.DOTALL)[1].splitlines():
         program, *arguments = shlex.split(line, comments=True)
@@ -144,7 +135,7 @@ def test_commands_of_the_card_are_those_of_the_package(
         main(arguments)
 
     named = ["--model", tmp_path.name]
-    assert called == [(translate, [*named, "..."]), (demo, named), (serve, [*named, *served])]
+    assert called == [(translate, [*named, "..."])]
 
 
 def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
@@ -335,7 +326,7 @@ def test_odd_value_of_results_is_refused_by_its_name(folder, odd, wanted):
 
 
 def test_example_of_the_card_alone_loads_the_repository(folder):
-    mine = '\n`AutoTokenizer.from_pretrained("me/other")`, `demo --model "me/other"`\n'
+    mine = '\n`AutoTokenizer.from_pretrained("me/other")`, `evaluate --model "me/other"`\n'
     begin = "<!-- vanilla_transformer:begin model"
     card = card_in(folder).replace(begin, mine + begin) + mine
 
@@ -343,8 +334,8 @@ def test_example_of_the_card_alone_loads_the_repository(folder):
 
     example = re.search("begin use -->(.*?)<!-- vanilla_transformer:end use", renamed, re.DOTALL)[1]
     assert example.count('from_pretrained("me/model"') == 2
-    assert example.count('--model "me/model"') == 3
-    assert renamed.count('"me/model"') == 5
+    assert example.count('--model "me/model"') == 1
+    assert renamed.count('"me/model"') == 3
     assert renamed.replace('"me/model"', f'"{folder.name}"') == card
 
 

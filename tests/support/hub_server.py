@@ -100,9 +100,6 @@ class HubRequest(BaseHTTPRequestHandler):
         wanted = json.loads(self.body)
         name = f"{wanted.get('organization') or USER}/{wanted['name']}"
         kind = wanted.get("type", "model")
-        # The real Hub asks for the kit of a Space.
-        if kind == "space" and wanted.get("sdk") not in ("gradio", "static"):
-            raise HubError(400, error="sdk is required")
         place = f"spaces/{name}" if kind == "space" else name
         address = {"url": f"{self.hub.url}/{place}", "name": name}
         if name in self.hub.repositories:

@@ -6,7 +6,6 @@ from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.attention_maps import read_attention
-from vanilla_transformer_tools.page.served_model import ServedModel
 from vanilla_transformer_tools.saved_folder import RUN_FILE, TARGET_FOLDER
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation import translator as translation
@@ -215,8 +214,6 @@ def test_two_vocabularies_of_one_tokenizer_are_spelled_by_side(tmp_path):
     assert translation.source_tokens == ("the</w>", "cat</w>", "</s>")
     assert not set(translation.tokens) & set(sides["src"])
     assert read_attention(translator, "the cat").cross.columns == translation.source_tokens
-    written = Translation("", tokens=("кот</w>", "</s>"))
-    assert ServedModel("ru", translator).labels(written) == written.tokens
 
 
 def test_model_in_a_wrapper_is_refused_with_what_to_do(tiny_model, tokenizer):

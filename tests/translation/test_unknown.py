@@ -1,12 +1,9 @@
 """Unknown words of translations: shown, counted, or replaced by those of the source."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.service.translators import RequestKind, Translators
-from vanilla_transformer_tools.translation import Search, Translation, Translator
+from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, Hypothesis
 
 from ..models import build_variant
@@ -80,15 +77,3 @@ def test_alignment_of_the_model_is_used():
 
     assert found.unknown == len(found.text.split()) > 0
     assert set(found.text.split()) <= set("ABC")
-
-
-def test_service_counts_unknown_tokens():
-    found = Translation("x", unknown=2, alternatives=(Translation("y", unknown=1),))
-    made = SimpleNamespace(translate=lambda texts: [found for _ in texts])
-    translators = Translators(
-        SimpleNamespace(changed=lambda **_: made, search=Search(num_beams=2)), None
-    )
-
-    assert translators.translate(RequestKind("de", "en", 1), ["a"]) == [("x", "y")]
-    counted = translators.metrics.registry.get_sample_value
-    assert counted("vanilla_transformer_unknown_tokens_total") == 3

@@ -4,13 +4,10 @@ import sys
 
 from vanilla_transformer_tools.commands.attention import attention
 from vanilla_transformer_tools.commands.command import Command, fail, run
-from vanilla_transformer_tools.commands.demo import demo
-from vanilla_transformer_tools.commands.env import env
 from vanilla_transformer_tools.commands.evaluate import evaluate
 from vanilla_transformer_tools.commands.export import export
 from vanilla_transformer_tools.commands.import_ import import_
 from vanilla_transformer_tools.commands.push import push
-from vanilla_transformer_tools.commands.serve import serve
 from vanilla_transformer_tools.commands.train import train
 from vanilla_transformer_tools.commands.translate import translate
 
@@ -22,9 +19,6 @@ COMMANDS: dict[str, Command] = {
     "export": export,
     "import": import_,
     "attention": attention,
-    "serve": serve,
-    "demo": demo,
-    "env": env,
 }
 
 

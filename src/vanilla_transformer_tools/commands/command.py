@@ -10,13 +10,12 @@ import logging
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
@@ -266,43 +265,6 @@ def check_folder(parser: Parser, option: str, name: str) -> None:
     """Ends the program if a name is the path of a folder that does not exist."""
     if looks_like_a_path(name) and not Path(name).is_dir():
         parser.error(f"{option}: there is no folder {name!r}")
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket at this address that does not listen yet.
-
-    Raises:
-        OSError: If the address is taken, or is not one of this machine.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise OSError(
-            f"The server cannot listen on {host}:{port}: {error.strerror}. Choose another --port "
-            "or --host."
-        ) from error
-    return listener
-
-
-def interrupt(signum: int, _: FrameType | None) -> NoReturn:
-    """Does what Ctrl-C does; for other signals that ask a program to stop."""
-    error = KeyboardInterrupt()
-    error.signum = signum  # type: ignore[attr-defined]
-    raise error
-
-
-def end_at_once(signum: int) -> NoReturn:
-    """Ends the program while other threads work, which would hold up or abort its usual end."""
-    os._exit(128 + signum)
 
 
 def load_translator(settings: SearchSettings | AttentionSettings, **others: Any) -> "Translator":

@@ -11,8 +11,6 @@ out of the folder.
 
 example:
   vanilla-transformer push --model runs/de-en user/de-en
-  vanilla-transformer push --model runs/de-en user/de-en --space user/de-en-page
-  vanilla-transformer push user/de-en --space user/de-en-web --web page
 """
 
 
@@ -23,32 +21,15 @@ def push(argv: list[str]) -> None:
     values = parse(parser, argv)
     repo_id = values.pop("repo_id")
     settings = PushSettings(**values)
-    if settings.space and settings.save_space:
-        parser.error("--space and --save_space exclude each other: leave one out")
-    if settings.web and not settings.space:
-        parser.error("--web needs --space, the repository to upload it to")
-    private = settings.private or None
-    if settings.save_space:
-        from vanilla_transformer_tools.sharing.space import save_space
-
-        save_space(Path(settings.save_space), repo_id)
-        print(f"The page of {repo_id} is in {settings.save_space}; `python app.py` there opens it")
-        return
-    if not (settings.model or settings.space):
+    if not settings.model:
         parser.error("--model needs the folder of a model")
-    if settings.model:
-        from vanilla_transformer_tools.sharing.push import push as push_model
+    from vanilla_transformer_tools.sharing.push import push as push_model
 
-        address = push_model(
-            Path(settings.model),
-            repo_id,
-            private=private,
-            revision=settings.revision,
-            commit_message=settings.commit_message,
-        )
-        print(f"The model is at {address}")
-    if settings.space:
-        from vanilla_transformer_tools.sharing.space import push_space
-
-        web = Path(settings.web) if settings.web else None
-        print(f"The page is at {push_space(settings.space, repo_id, web=web, private=private)}")
+    address = push_model(
+        Path(settings.model),
+        repo_id,
+        private=settings.private or None,
+        revision=settings.revision,
+        commit_message=settings.commit_message,
+    )
+    print(f"The model is at {address}")

@@ -1,1 +1,0 @@
-"""A translation service over HTTP."""
