@@ -610,7 +610,7 @@ class PushSettings:
 
 
 # Formats of exports to a runtime; the others are files of other programs.
-RUNTIMES = ("ctranslate2", "onnx", "web")
+RUNTIMES = ("ctranslate2", "onnx")
 
 
 @dataclass(frozen=True)
@@ -620,7 +620,6 @@ class ExportSettings:
     format: Literal[
         "ctranslate2",
         "onnx",
-        "web",
         "marian-npz",
         "bart",
         "blenderbot",
@@ -632,11 +631,10 @@ class ExportSettings:
         "plbart",
     ] = option(
         "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
-        "Runtime, with the names of Optimum and transformers.js; web: a page that translates in "
-        "the browser, for any static web server; or, for folders that load without this package, a "
-        "class of Transformers. Models with the default switches fit pegasus, with "
-        "--config pre_norm=false marian. marian-npz: "
-        "files of Marian itself, for what came from there.",
+        "Runtime, with the names of Optimum and transformers.js; or, for folders that load "
+        "without this package, a class of Transformers. Models with the default switches fit "
+        "pegasus, with --config pre_norm=false marian. marian-npz: files of Marian itself, for what "
+        "came from there.",
         "ctranslate2",
     )
     quantization: (
@@ -654,7 +652,7 @@ class ExportSettings:
     ) = _runtime(
         "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
         "all other weights. CTranslate2 replaces a type that the device does not support. "
-        "onnx and web have float32 and int8. Default: int8 with web, otherwise float32."
+        "onnx has float32 and int8. Default: float32."
     )
     sample: str | None = _runtime(
         "File of source lines for comparing the export to a runtime with the model. Default: 100 "

@@ -380,7 +380,7 @@ def test_push_passes_each_option_on(watch):
     assert calls == [((Path("other_model"), "user/name"), values)]
 
 
-@pytest.mark.parametrize("runtime", ["ctranslate2", "onnx", "web"])
+@pytest.mark.parametrize("runtime", ["ctranslate2", "onnx"])
 def test_export_passes_each_option_on(runtime, watch, write):
     calls = watch(exporting, "export_model")
     words, values = others(ExportSettings, "format", "quantization", "sample")

@@ -24,7 +24,7 @@ OPTIONS = [
     option for parser in (*PARSERS.values(), TRAINER) for option in parser._option_string_actions
 ]
 # Pages with options of other programs.
-OF_OTHERS = {"docs/install.md", "docs/scale.md", "docs/web.md", "examples/README.md"}
+OF_OTHERS = {"docs/install.md", "docs/scale.md", "examples/README.md"}
 OF_OTHERS.add("docs/reference/command_line.md")
 # Where the commands are that are not part of the package.
 FOLDERS = ("scripts", "benchmarks", "checks")

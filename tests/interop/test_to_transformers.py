@@ -215,10 +215,10 @@ def test_both_tokenizers_go_out(tmp_path, capsys):
     ("argv", "message"),
     [
         (["--quantization", "int8"], "must be float32 with --format marian, got int8"),
-        (["--force"], "--force needs one of --format ctranslate2, onnx, web, got marian"),
+        (["--force"], "--force needs one of --format ctranslate2, onnx, got marian"),
         (
             ["--sample", "lines"],
-            "--sample needs one of --format ctranslate2, onnx, web, got marian",
+            "--sample needs one of --format ctranslate2, onnx, got marian",
         ),
         ([], "`pre_norm` must be False, got True."),
     ],
@@ -231,7 +231,7 @@ def test_command_refuses(ours, tmp_path, refused, argv, message):
 def test_command_knows_every_class():
     choices = get_args(get_type_hints(ExportSettings)["format"])
 
-    assert choices == ("ctranslate2", "onnx", "web", "marian-npz", *FORMATS)
+    assert choices == ("ctranslate2", "onnx", "marian-npz", *FORMATS)
 
 
 def test_config_forces_an_end_only_where_generation_does():

@@ -15,20 +15,19 @@ for integers. An export to a class is kept only if the logits of both agree.
 
 examples:
   vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
-  vanilla-transformer export --format web runs/de-en page && python -m http.server --directory page
   vanilla-transformer export --format pegasus runs/de-en runs/de-en-pegasus
 """
 
 
 def export(argv: list[str]) -> None:
-    """Convert a model for CTranslate2, ONNX Runtime, browsers, Marian or Transformers."""
+    """Convert a model for CTranslate2, ONNX Runtime, Marian or Transformers."""
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
     parser.add_argument("output", metavar="OUT", help="Folder to create.")
     values = parse(parser, argv)
     model, output = values.pop("model"), Path(values.pop("output"))
     settings = ExportSettings(**values)
-    types = ("float32", "int8") if settings.format in ("onnx", "web") else ("float32",)
+    types = ("float32", "int8") if settings.format == "onnx" else ("float32",)
     if settings.format != "ctranslate2" and settings.quantization not in (None, *types):
         parser.error(
             f"--quantization must be {' or '.join(types)} with --format {settings.format}, "

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,13 +19,7 @@ from vanilla_transformer_tools.interop.to_transformers import (
     refuse_other_models,
     to_transformers,
 )
-from vanilla_transformer_tools.interop.web import (
-    FACTS_FILE,
-    MODEL_FOLDER,
-    fit_transformers_js,
-    runtime,
-    write_page,
-)
+from vanilla_transformer_tools.interop.transformers_js import fit_transformers_js
 from vanilla_transformer_tools.saved_folder import (
     RESULTS_FILE,
     RUN_FILE,
@@ -51,8 +44,6 @@ from vanilla_transformer_tools.translation.search import (
 
 logger = logging.getLogger(__name__)
 
-# Either has the names of all files of an export, by which it is recognised.
-_RECORDS = (RUN_FILE, FACTS_FILE)
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 # One in so many of these lines is decoded by Marian.
 _MARIAN_SHARE = 5
@@ -126,8 +117,6 @@ def export_model(
       `Translator(engine="ctranslate2")` reads, too.
     - `onnx`: graphs with their weights in onnx/, which Optimum and transformers.js load, and a
       config.json that says how to run them.
-    - `web`: a page that translates in the browser, for any static web server. transformers.js and
-      ONNX Runtime are in runtime/, and the files of `onnx` without the record in model/.
     - `marian-npz`: Marian's model.npz, vocabularies and decoder.yml.
     - one of `to_transformers.FORMATS`: weights, in the dtype of the model, that Transformers loads
       as a model of a class of its own.
@@ -136,8 +125,8 @@ def export_model(
         model_name_or_path: Folder or Hub name of one of our models.
         output: Folder to make.
         format: One of these, as in the command.
-        quantization: Type of the weights: with `ctranslate2` one of CTranslate2's, with `onnx` and
-            `web` `float32` or `int8`; None: int8 for `web`, otherwise float32.
+        quantization: Type of the weights: with `ctranslate2` one of CTranslate2's, with `onnx`
+            `float32` or `int8`; None: float32.
         sample: Lines to compare translations on; None: random tokens of the vocabulary.
         force: Replaces an earlier export at `output`.
         trust_remote_code: Runs the code of a tokenizer of another kind than ours.
@@ -149,9 +138,8 @@ def export_model(
 
     Raises:
         FileExistsError: If there is something at `output` that may not be replaced.
-        OSError: If there is no room, or npm cannot download the runtime of a page.
-        ValueError: If the format cannot express the model, or computes something else, or if
-            transformers.js would give other ids than the tokenizer of a page.
+        OSError: If there is no room.
+        ValueError: If the format cannot express the model, or computes something else.
     """
     may_replace = partial(_check_output, force=force, is_forceable=format in RUNTIMES)
     with new_folder(output, "export", may_replace) as folder:
@@ -169,39 +157,30 @@ def export_model(
         refuse_other_models(model, format)
         if format in RUNTIMES:
             refuse_torch_only(model.generation_config)
-        files = folder / MODEL_FOLDER if format == "web" else folder
-        files.mkdir(parents=True)
-        tokenizers.save_pretrained(files)
+        folder.mkdir(parents=True)
+        tokenizers.save_pretrained(folder)
         agreement: Agreement | LogitGap | None
         if format in FORMATS:
-            agreement = _write_class(model, files, format)
+            agreement = _write_class(model, folder, format)
         else:
             engine = TorchEngine(model)
-            model.generation_config.save_pretrained(files)
+            model.generation_config.save_pretrained(folder)
             sources = _sample_sources(engine, tokenizers.source, sample)
-            weights = quantization or ("int8" if format == "web" else "float32")
+            weights = quantization or "float32"
             if format == "ctranslate2":
-                agreement = _write_ctranslate2(engine, tokenizers, files, sources, weights)
+                agreement = _write_ctranslate2(engine, tokenizers, folder, sources, weights)
             elif format == "marian-npz":
-                agreement = _write_marian(engine, tokenizers, files, sources)
+                agreement = _write_marian(engine, tokenizers, folder, sources)
             else:
                 try:
-                    fit_transformers_js(files)
+                    fit_transformers_js(folder)
                 except ValueError as error:
-                    if format == "web":
-                        raise
                     logger.warning("The tokenizer is for Python only. %s", error)
-                if format == "web":
-                    runtime(folder)
-                agreement = _write_onnx(engine, files, sources, weights)
-        if format == "web":
-            # The page does without the record, which names files.
-            write_page(folder, Path(model_name_or_path).resolve().name, model, tokenizers)
-        else:
-            run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
-            if format in RUNTIMES:
-                run["exported"] = names_below(folder)
-            write_run(folder, run)
+                agreement = _write_onnx(engine, folder, sources, weights)
+        run = read_run(model.name_or_path) | {"files": describe_model_files(folder)}
+        if format in RUNTIMES:
+            run["exported"] = names_below(folder)
+        write_run(folder, run)
     return agreement
 
 
@@ -271,12 +250,11 @@ def _check_output(output: Path, *, force: bool, is_forceable: bool) -> None:
     if not output.is_dir():
         raise FileExistsError(f"{fault}; this is a file.")
     files = {*names_below(output)}
-    records = {name: read_object(output / name) for name in _RECORDS if name in files}
-    lists = {name: found for name, one in records.items() if (found := one.get("exported"))}
-    if files and not lists:
-        raise FileExistsError(f"{fault}; this has no list of one in {' or '.join(_RECORDS)}.")
+    listed = read_object(output / RUN_FILE).get("exported") if RUN_FILE in files else None
+    if files and not listed:
+        raise FileExistsError(f"{fault}; this has no list of one in {RUN_FILE}.")
     # `evaluate` adds its results.
-    if others := sorted(files - {*lists, *chain(*lists.values()), RESULTS_FILE}):
+    if others := sorted(files - {RUN_FILE, *(listed or []), RESULTS_FILE}):
         raise FileExistsError(
             f"{fault}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
             "Give another folder, or take them out."

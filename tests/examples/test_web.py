@@ -1,10 +1,14 @@
-"""The page: it computes in the browser what ONNX Runtime computes in Python."""
+"""The page of `examples/web`: it computes in the browser what ONNX Runtime computes in Python."""
 
+import functools
 import json
 import os
 import shutil
-import stat
+import subprocess
+import threading
 import time
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -12,52 +16,59 @@ from transformers import AutoTokenizer
 
 from number_words import german
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop import web
 from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.interop.onnx import OnnxModel, quantize_onnx, save_interface
-from vanilla_transformer_tools.saved_folder import load_model
-from web import served
+from vanilla_transformer_tools.interop.onnx import OnnxModel
 
 from ..models import build_variant
 from ..support.browser import open_browser
 from ..support.documents import ROOT
-from ..support.scripts import run_script
 
+BUILD = ROOT / "examples" / "web" / "build.sh"
 LINES = [german(number) for number in range(90, 190)]
 # The random model seldom ends by itself.
 EXTRA = 4
 
 
-def save_model(folder, kind="char", **changes):
-    tokenizer = VanillaTransformerTokenizer.train(LINES, vocab_size=310, kind=kind)
-    model = build_variant(vocab_size=len(tokenizer), **changes)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "run.json").write_text(
-        json.dumps({"settings": {"max_length": 40, "language": ["de", "en"], "license": "mit"}})
+def build(export, page, path=os.environ["PATH"]):
+    command = ["bash", str(BUILD), str(export), str(page)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False
     )
-    return folder
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The page of one model in float32, and in int8; skips the tests where npm has no runtime."""
+    """The page of one model in float32, and in int8; skips the tests where npm has no packages."""
     folder = tmp_path_factory.mktemp("pages")
-    try:
-        web.runtime(tmp_path_factory.mktemp("unused"))
-    except OSError as error:
-        pytest.skip(str(error))
+    tokenizer = VanillaTransformerTokenizer.train(LINES, vocab_size=310, kind="char")
     # Heads that no class of Transformers has: what counts is in the graphs.
-    source = save_model(folder / "model", talking_heads="both", encoder_layers=1, decoder_layers=1)
-    export_model(str(source), folder / "float32", "web", quantization="float32", sample=LINES[:9])
-    facts = folder / "float32" / "page.json"
-    content = json.loads(facts.read_text("utf-8"))
-    assert content["extraTokens"] == 50
-    facts.write_text(json.dumps(content | {"extraTokens": EXTRA}), "utf-8")
-    shutil.copytree(folder / "float32", folder / "int8")
-    quantize_onnx(folder / "int8" / "model")
-    save_interface(load_model(str(source)), folder / "int8" / "model", "int8")
+    sizes = {"talking_heads": "both", "encoder_layers": 1, "decoder_layers": 1}
+    for one in (build_variant(vocab_size=len(tokenizer), **sizes), tokenizer):
+        one.save_pretrained(folder / "model")
+    settings = {"max_length": 40, "language": ["de", "en"], "license": "mit"}
+    (folder / "model" / "run.json").write_text(json.dumps({"settings": settings}))
+    for kind in ("float32", "int8"):
+        export = folder / f"export-{kind}"
+        export_model(str(folder / "model"), export, "onnx", quantization=kind, sample=LINES[:9])
+        done = build(export, folder / kind)
+        if "npm cannot download" in done.stderr or "npm is not installed" in done.stderr:
+            pytest.skip(done.stderr)
+        assert done.returncode == 0, done.stderr
+        script = folder / kind / "page.js"
+        text = script.read_text("utf-8")
+        assert "EXTRA_TOKENS = 50;" in text
+        script.write_text(text.replace("EXTRA_TOKENS = 50;", f"EXTRA_TOKENS = {EXTRA};"), "utf-8")
     return folder
+
+
+@contextmanager
+def served(folder):
+    """Address of a static server of a folder."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
 
 
 def greedy(folder):
@@ -141,21 +152,17 @@ def test_browser_translates_as_onnxruntime_does_and_asks_no_other_host(pages, ki
     model = pages / kind / "model"
     tokenizer = AutoTokenizer.from_pretrained(model)
     expected = tokenizer.batch_decode(greedy(model), skip_special_tokens=True)
-
-    facts = json.loads((pages / kind / "page.json").read_text("utf-8"))
-    assert (facts["facts"]["Languages"], facts["facts"]["Licence"]) == ("de → en", "mit")
-    assert facts["longestSource"] == 40
-    assert not (model / "run.json").exists()
     names = {file.name for file in (pages / kind).iterdir()}
-    assert names == {"index.html", "page.css", "page.js", "page.json", "model", "runtime"}
+    assert names == {"index.html", "page.css", "page.js", "model", "runtime"}
 
     with served(pages / kind) as address, open_browser() as browser:
         reader = Reader(browser, address)
+        assert browser.find_element("id", "facts").text == "de → en\nLicence: mit"
         halves = [reader.type("\n".join(part)) for part in (LINES[:50], LINES[50:])]
         assert_alike([*halves[0], *halves[1]], expected, kind)
 
         assert reader.type("", "Type some text") == []
-        assert reader.type("x" * 20_000, "A text has at most 5,000 characters") == []
+        assert reader.type("x" * 20_000, "A text has at most 5000 characters") == []
         odd = reader.type("😀👍🏽\n\n\u0000\u0007\u200b\ud800\n你好")
         assert [bool(one) for one in odd] == [True, False, True, True]
         assert reader.type("zwei " * 60)[0].startswith("A line has at most 40 tokens, got ")
@@ -164,65 +171,29 @@ def test_browser_translates_as_onnxruntime_does_and_asks_no_other_host(pages, ki
         assert console == []
 
 
-def test_tokenizer_that_the_browser_would_read_otherwise_is_refused(tmp_path, refused):
-    source = save_model(tmp_path / "model", kind="unigram")
+def test_page_is_built_of_an_export_or_not_at_all(tmp_path):
+    other, export, tools = (tmp_path / name for name in ("other", "export", "tools"))
+    for folder in (other, export / "onnx", tools):
+        folder.mkdir(parents=True)
+    (export / "onnx/encoder_model.onnx").touch()
+    (export / "tokenizer_config.json").write_text("{}")
+    for name in ("bash", "dirname", "grep"):
+        (tools / name).symlink_to(shutil.which(name))
 
-    told = refused("export", "--format", "web", source, tmp_path / "out")
+    def fault(export, page="page", path=os.environ["PATH"]):
+        done = build(export, tmp_path / page, path)
+        assert done.returncode == 2
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["export", "other", "tools"]
+        return done.stderr
 
-    assert "got Unigram, which has no byte fallback there" in told
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def fake_npm(folder, script):
-    folder.mkdir()
-    file = folder / "npm"
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    return f"{folder}{os.pathsep}{os.environ['PATH']}"
-
-
-def test_npm_that_fails_or_is_missing_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", fake_npm(tmp_path / "bin", "echo 'no network' >&2; exit 1"))
-    with pytest.raises(OSError, match=r"needs the npm package .* cannot download it: no network"):
-        web.runtime(tmp_path)
-
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "runtime").rmdir()
-    with pytest.raises(OSError, match=r"and npm is not installed\. Install Node\.js"):
-        web.runtime(tmp_path)
-
-
-def test_other_files_than_the_pinned_ones_are_refused(tmp_path, monkeypatch):
-    script = "mkdir -p package/dist && cd package && touch LICENSE dist/transformers.web.min.js"
-    script += " dist/ort.wasm.bundle.min.mjs dist/ort-wasm-simd-threaded.wasm"
-    script += " && cd .. && tar czf x.tgz package"
-    monkeypatch.setenv("PATH", fake_npm(tmp_path / "bin", script))
-
-    with pytest.raises(ValueError, match=r"must have the SHA-256 [0-9a-f]{64}, got e3b0c442"):
-        web.runtime(tmp_path)
-
-    assert [path for path in (tmp_path / "runtime").iterdir() if path.is_file()] == []
-
-
-@pytest.mark.slow
-@pytest.mark.network
-def test_benchmark_scores_the_translations_of_each_page(pages, tmp_path):
-    model = pages / "float32" / "model"
-    outputs = AutoTokenizer.from_pretrained(model).batch_decode(
-        greedy(model)[:9], skip_special_tokens=True
-    )
-    for name, lines in (("de", LINES[:9]), ("en", outputs)):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    report = tmp_path / "report.md"
-
-    with open_browser():
-        done = run_script(
-            *(ROOT / "benchmarks" / "web.py", "--pages", pages / "float32", pages / "int8"),
-            *("--test", tmp_path / "de", tmp_path / "en", "--lines", 9, "--output", report),
-        )
-
-    assert done.returncode == 0, done.stderr
-    first, second = report.read_text("utf-8").splitlines()[-2:]
-    assert first.startswith("| float32 |")
-    assert first.endswith("| 100.00 | 9 |")  # chrF
-    assert second.startswith("| int8 |")
+    assert "must be a folder of 'vanilla-transformer export --format onnx'" in fault(other)
+    assert "is for Python only" in fault(export)
+    (export / "tokenizer_config.json").write_text('{"additional_special_tokens": []}')
+    assert "exists already; give another folder" in fault(export, "other")
+    assert "npm is not installed; it comes with Node.js" in fault(export, path=str(tools))
+    (tools / "npm").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "npm").chmod(0o755)
+    path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    assert "npm cannot download @huggingface/transformers@" in fault(export, path=path)
+    (tools / "npm").write_text("#!/bin/sh\nmkdir package && tar -czf x.tgz package && echo x.tgz\n")
+    assert "another file than the pinned release" in fault(export, path=path)

@@ -10,10 +10,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.web import _TRANSFORMERS, fit_transformers_js
+from vanilla_transformer_tools.interop.transformers_js import fit_transformers_js
 
 from ..support.odd_text import odd_lines
 
+# The release of `examples/web/build.sh`.
+_TRANSFORMERS = "@huggingface/transformers@4.3.2"
 TEXT = ["Der Hund läuft schnell.", "Ein Haus am See, 12 Äpfel!", "Der alte Mann läuft heim."] * 5
 
 SCRIPT = """
