@@ -633,8 +633,8 @@ class ExportSettings:
         "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
         "Runtime, with the names of Optimum and transformers.js; or, for folders that load "
         "without this package, a class of Transformers. Models with the default switches fit "
-        "pegasus, with --config pre_norm=false marian. marian-npz: files of Marian itself, for what "
-        "came from there.",
+        "pegasus, with --config pre_norm=false marian. marian-npz: files of Marian itself, for "
+        "what came from there.",
         "ctranslate2",
     )
     quantization: (
