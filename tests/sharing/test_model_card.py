@@ -19,7 +19,6 @@ from vanilla_transformer_tools.sharing.model_card import (
     write_model_card,
 )
 
-from ..support.hub_server import card_faults
 
 SCORES = {
     "bleu": 37.1264,
@@ -63,9 +62,6 @@ def test_card_is_valid_to_the_hub_and_tells_what_only_the_user_knows(make_card):
     assert (data.language, data.datasets, data.license) == (["de", "no"], ["me/pairs"], "mit")
     (result, _) = data.eval_results
     assert (result.dataset_name, result.dataset_type) == ("Straße & Co: test", "Stra-e-Co-test")
-    assert card_faults(str(card)) == []
-    card.data.language = "German"
-    assert card_faults(str(card)) == ["\"language\" with value 'German' is not valid"]
 
 
 # The settings of an older run know nothing of these.
@@ -76,10 +72,6 @@ def test_card_says_nothing_of_what_was_not_told(make_card, settings):
     assert metadata.keys().isdisjoint({"language", "datasets", "license"})
 
 
-NEAREST = {"teacher": ["a", "b"], "teacher_num_beams": 5, "teacher_length_penalty": 0.6}
-NEAREST |= {"teacher_n_best": 5, "nearest": "chrf", "targets": "both"}
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -87,10 +79,6 @@ NEAREST |= {"teacher_n_best": 5, "nearest": "chrf", "targets": "both"}
         ({"init_from": "org/base"}, "abs/1706.03762), fine-tuned from org/base\nwith `vanilla"),
         ({"peft": "lora"}, "3 parameters were trained: adapters (LoRA), which have been merged."),
         ({"freeze": ["encoder", "*.bias"]}, "3 parameters were trained: encoder, *.bias were"),
-        (
-            NEAREST,
-            "nearest to the reference\n(beam 5, length penalty 0.6), or the reference.\n<!--",
-        ),
     ],
 )
 def test_card_tells_how_the_weights_came_about(make_card, settings, told):
@@ -170,7 +158,7 @@ def test_scores_go_into_their_section_and_leave_what_a_person_wrote(folder):
         r"^# .*$": "# Mein Modell: ä",
         r"(?=^<!-- vanilla_transformer:begin scores)": "## Intended use\n\n`x --model FOLDER`\n\n",
         r"^## Limits": "## Grenzen",
-        r"^library_name": "license: mit  # mine\nlibrary_name",
+        r"^library_name": "license: mit\nlibrary_name",
     }
     for pattern, text in edits.items():
         card, number = re.subn(pattern, text, card, flags=re.MULTILINE)
@@ -181,10 +169,9 @@ def test_scores_go_into_their_section_and_leave_what_a_person_wrote(folder):
 
     before, begin, rest = card.partition("<!-- vanilla_transformer:begin scores -->")
     *_, end, after = rest.partition("<!-- vanilla_transformer:end scores -->")
-    _, metadata, body = before.split("---\n")
+    body = before.split("---\n")[2]
     written = card_in(folder)
     assert written.endswith(end + after)
-    assert written.startswith("---\n" + metadata)
     assert body + begin in written
     assert "| 1,000 | 37.13 | 61.50 | 12.00 | beam 4, length penalty 0.6 |" in written
     assert "Not evaluated yet" not in written
@@ -209,57 +196,21 @@ def test_scores_of_a_second_test_set_are_added_to_those_of_the_first(folder):
     assert re.findall("^### (.*)$", card, re.MULTILINE) == ["first", "second"]
 
 
-RESULT = "task: {type: translation}, dataset: {name: test_2016, type: x}"
-INDEX = (
-    "model-index: [{name: mine, results: [{"
-    + RESULT
-    + ",\n  metrics: [{type: comet, value: 0.8}]}]}]\n"
-)
-
-
-# Lists with and without indentation; then keys in quotes and comments between the members of a
-# list, with which the block is written anew and its comments are lost.
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        "metrics:\n- comet\nmodel-index:\n- name: mine\n  results:\n"
-        f"  - {{{RESULT}, metrics: [{{type: comet, value: 0.8}}, {{type: bleu, value: 1}}]}}\n"
-        "license: mit  # mine\n",
-        f"metrics:\n\n  - comet\nlicense: mit  # mine\n{INDEX}",
-        f'"metrics": comet\nlicense: mit\n{INDEX}',
-        f"license: mit  # my choice\nmetrics:\n# best first\n- comet\n{INDEX}",
-    ],
-)
-def test_scores_that_a_person_added_stay_in_the_metadata(folder, metadata):
+def test_scores_that_a_person_added_stay_in_the_metadata(folder):
+    task = {"task": {"type": "translation"}, "dataset": {"name": "test_2016", "type": "x"}}
+    metrics = [{"type": "comet", "value": 0.8}, {"type": "bleu", "value": 1}]
+    index = [{"name": "mine", "results": [{**task, "metrics": metrics}]}]
+    metadata = yaml.safe_dump({"metrics": "comet", "license": "mit", "model-index": index, "a": 1})
     _, _, body = card_in(folder).split("---\n")
-    (folder / "README.md").write_bytes(f"---\n{metadata}---\n{body}".encode())
+    (folder / "README.md").write_text(f"---\n{metadata}---\n{body}")
 
     record_results(folder, "test_2016", SCORES)
 
-    written = card_in(folder)
-    data = ModelCard(written).data
+    data = ModelCard(card_in(folder)).data
     results = {one.metric_type: one.metric_value for one in data.eval_results}
     assert results == {"bleu": 37.13, "chrf": 61.5, "comet": 0.8}
     assert (data.metrics, data.model_name) == (["comet", "bleu", "chrf"], "mine")
-    assert data.license == "mit"
-    assert ("# mine" in written) == ("# mine" in metadata)
-    assert len(re.findall("^.?metrics", written, re.MULTILINE)) == 1
-
-
-def test_results_of_other_models_stay_in_the_metadata(folder):
-    place = {"task": {"type": "translation"}, "dataset": {"name": "a", "type": "b"}}
-    other = {"name": "other", "results": [{**place, "metrics": [{"type": "c", "value": 1}]}]}
-    mine = {"name": "mine", "results": []}
-    metadata = yaml.safe_dump({"model-index": [mine, other]})
-    _, _, body = card_in(folder).split("---\n")
-    (folder / "README.md").write_bytes(f"---\n{metadata}---\n{body}".encode())
-
-    record_results(folder, "test_2016", SCORES)
-
-    index = yaml.safe_load(card_in(folder).split("---\n")[1])["model-index"]
-    assert [model["name"] for model in index] == ["mine", "other"]
-    assert len(index[0]["results"][0]["metrics"]) == 2
-    assert index[1] == other
+    assert (data.license, data.a) == ("mit", 1)
 
 
 def without_marks(card):
@@ -310,18 +261,10 @@ def test_card_that_is_not_ours_stays_and_results_are_stored(folder, caplog, card
     assert reason in message
 
 
-@pytest.mark.parametrize(
-    ("odd", "wanted"),
-    [
-        ({"lines": "many"}, "a finite number as 'lines' of 'test', got 'many'"),
-        ({"bleu": float("nan")}, "a finite number as 'bleu' of 'test', got nan"),
-        ({"chrf_signature": 3}, "text as 'chrf_signature' of 'test', got 3"),
-    ],
-)
-def test_odd_value_of_results_is_refused_by_its_name(folder, odd, wanted):
-    (folder / "results.json").write_text(json.dumps({"test": SCORES | odd}))
+def test_odd_results_are_refused_by_their_name(folder):
+    (folder / "results.json").write_text(json.dumps({"test": SCORES | {"lines": "many"}}))
 
-    with pytest.raises(ValueError, match=rf"results.json' must hold {wanted}\. Correct it"):
+    with pytest.raises(ValueError, match=r"results.json' must hold an object .* for 'test'\."):
         write_model_card(folder)
 
 

@@ -4,8 +4,6 @@ import json
 import logging
 import re
 from collections.abc import Collection
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer_tools.files import parse_yaml, write_lines, written_whole
+from vanilla_transformer_tools.files import write_lines, written_whole
 from vanilla_transformer_tools.saved_folder import (
     CARD_FILE,
     RESULTS_FILE,
@@ -33,12 +31,6 @@ _SECTION = re.compile(
     r"<!-- vanilla_transformer:begin (\w+) -->\r?\n.*?<!-- vanilla_transformer:end \1 -->",
     re.DOTALL,
 )
-# What a card shows of the scores of a test set, and the JSON of each value, as patterns.
-_TEXT, _COUNT, _NUMBER = r'".*"', r"\d+", r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
-_SHOWN = {"lines": _COUNT, "search": _TEXT, "scorings": _COUNT}
-for _metric in METRIC_TITLES:
-    _SHOWN |= {_metric: _NUMBER, f"{_metric}_ci": _NUMBER, f"{_metric}_signature": _TEXT}
-
 logger = logging.getLogger(__name__)
 
 
@@ -67,24 +59,16 @@ def read_results(folder: Path) -> dict[str, Any]:
     """The scores of each test set that a folder holds so far.
 
     Raises:
-        ValueError: If its results.json holds something else, or a value that no card can show.
+        ValueError: If its results.json holds something else.
     """
     file = folder / RESULTS_FILE
     results = _load(file)
     for name, scores in results.items():
-        if not isinstance(scores, dict):
+        if not (isinstance(scores, dict) and isinstance(scores.get("lines"), int)):
             raise ValueError(
-                f"{str(file)!r} must hold an object of scores for each test set, got "
-                f"{scores!r:.60} for {name!r}. Correct it or take it out."
+                f"{str(file)!r} must hold an object of scores for each test set, with the number "
+                f"of `lines`, got {scores!r:.60} for {name!r}. Correct it or take it out."
             )
-        for key, value in {"lines": None, **scores}.items():
-            wanted = _SHOWN.get(key)
-            if wanted and not re.fullmatch(wanted, json.dumps(value)):
-                kind = "text" if wanted == _TEXT else "a finite number"
-                raise ValueError(
-                    f"{str(file)!r} must hold {kind} as {key!r} of {name!r}, got "
-                    f"{value!r:.60}. Correct it, or take {name!r} out."
-                )
     return results
 
 
@@ -113,11 +97,10 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
     if file.exists():
         try:
             card = _updated(read_card(file), card, forgotten)
-        except ValueError as error:
+        except (ValueError, yaml.YAMLError) as error:
             logger.warning("%s stays as it is: %s", file, error)
             return
-    with written_whole(file) as temporary:
-        temporary.write_bytes(card.encode("utf-8"))
+    write_card(file, card)
 
 
 def with_example_for(card: str, repo_id: str) -> str:
@@ -141,6 +124,12 @@ def read_card(file: Path) -> str:
         ) from error
 
 
+def write_card(file: Path, card: str) -> None:
+    """Writes a card, whole or not at all, with its own line ends."""
+    with written_whole(file) as temporary:
+        temporary.write_bytes(card.encode("utf-8"))
+
+
 def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> str:
     """A card with the marked sections and the scores of a fresh one, without forgotten scores."""
     sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
@@ -152,57 +141,28 @@ def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> s
             "have a card written."
         )
     card = _SECTION.sub(lambda section: sections.get(section[1], section[0]), card)
-    ours = REGEX_YAML_BLOCK.search(fresh)
-    theirs = REGEX_YAML_BLOCK.search(card)
-    if ours and theirs:
-        # First, because `ModelCard` would expand aliases.
-        parse_yaml(theirs[2])
-        # Refuses what the next lines, and the Hub, do not understand.
-        ModelCard(card)
-        block = _with_scores(theirs[2] + "\n", parse_yaml(ours[2]), forgotten)
-        card = card[: theirs.start(2)] + block.rstrip("\n") + card[theirs.end(2) :]
+    if REGEX_YAML_BLOCK.search(card):
+        card = _with_scores(ModelCard(card), ModelCard(fresh).data, forgotten)
     return card.replace("\n", line_end)
 
 
-def _with_scores(block: str, ours: dict[str, Any], forgotten: Collection[tuple[str, str]]) -> str:
-    """A YAML block of metadata with our scores, and everything else as a person wrote it."""
-    wanted = parse_yaml(block) or {}
-    theirs = wanted.get("metrics") or []
-    theirs = theirs if isinstance(theirs, list) else [theirs]
-    new = [metric for metric in ours.get("metrics", []) if metric not in theirs]
-    scores: dict[str, Any] = {"metrics": [*theirs, *new]} if new else {}
-    index, known = ours.get("model-index", []), wanted.get("model-index") or []
-    if index or (known and forgotten):
-        scores["model-index"] = _merged_index(known or index, index, forgotten)
-    # Each up to the next line that is not part of the value.
-    ends = rf"^(?:{'|'.join(scores) or '(?!)'}):.*\n(?:\n*[ \t-].*\n)*"
-    rest = re.sub(ends, "", block, flags=re.MULTILINE)
-    new_values = {key: value for key, value in scores.items() if value}
-    kept = {key: value for key, value in wanted.items() if key not in scores}
-    dump = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
-    text = rest + (dump(new_values) if new_values else "")
-    # YAML can be written in ways that the pattern does not know.
-    with suppress(ValueError):
-        if [parse_yaml(one) or {} for one in (rest, text)] == [kept, kept | new_values]:
-            return text
-    return str(dump(kept | new_values))
-
-
-def _merged_index(
-    theirs: list[dict[str, Any]],
-    ours: list[dict[str, Any]],
-    forgotten: Collection[tuple[str, str]],
-) -> list[dict[str, Any]]:
-    """A card's `model-index` with our results, followed by those that a person added."""
-    first, *others = theirs
-    results = list(ours[0]["results"]) if ours else []
-    known = {(one["dataset"]["name"], each["type"]) for one in results for each in one["metrics"]}
-    known |= {*forgotten}
-    for result in first["results"]:
-        name, metrics = result["dataset"]["name"], result["metrics"]
-        if added := [metric for metric in metrics if (name, metric["type"]) not in known]:
-            results.append({**result, "metrics": added})
-    return [*([{**first, "results": results}] if results else []), *others]
+def _with_scores(
+    card: ModelCard, ours: ModelCardData, forgotten: Collection[tuple[str, str]]
+) -> str:
+    """A card whose metadata has our scores, followed by those that a person added."""
+    results = list(ours.eval_results or [])
+    known = {(one.dataset_name, one.metric_type) for one in results} | {*forgotten}
+    results += [
+        one
+        for one in card.data.eval_results or []
+        if (one.dataset_name, one.metric_type) not in known
+    ]
+    metrics = card.data.metrics or []
+    metrics = metrics if isinstance(metrics, list) else [metrics]
+    card.data.metrics = list(dict.fromkeys([*metrics, *(ours.metrics or [])])) or None
+    card.data.eval_results = results or None
+    card.data.model_name = card.data.model_name or ours.model_name
+    return str(card)
 
 
 def _signed(results: dict[str, Any]) -> list[tuple[str, str]]:
