@@ -108,7 +108,7 @@ def english_parts(number: int) -> list[NumberPart]:
 
 
 def gold_alignment(number: int) -> str:
-    """Links between the parts of a number, in the format that `GoldAlignment.parse` reads.
+    """Links between the parts of a number, as pairs of their places.
 
     Parts with the same meaning have a sure link. "und" and the hyphen, which join units and tens,
     have only a possible one, because they do not translate each other.

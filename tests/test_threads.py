@@ -45,8 +45,7 @@ class Machine:
 def machine(monkeypatch, tmp_path) -> Machine:
     machine = Machine()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "CGROUPS", tmp_path)
-    monkeypatch.setattr(threads, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(threads, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(threads, "_cores", lambda: list(range(8)))
     monkeypatch.setattr(threads.psutil, "cpu_times", machine.times)
     monkeypatch.setattr(threads.psutil, "Process", machine.process)
@@ -75,34 +74,11 @@ def test_own_work_and_that_of_children_leaves_cores_idle(machine):
     assert threads_beside(machine, others=1, own=4, children=2) == 7
 
 
-SECOND = "7:memory:/other\n0::/a.slice/b:c.service\n"
-FIRST = "4:cpu,cpuacct:/slurm/job_1\n1:name=systemd:/other\n0::/\n"
-
-
 @pytest.mark.parametrize(
-    ("groups", "quotas", "expected"),
-    [
-        # A container's own group is the root that it sees.
-        ("", {"cpu.max": "250000 100000"}, 2),
-        ("", {"cpu.max": "50000 100000"}, 1),
-        ("", {"cpu.max": "max 100000"}, 5),
-        (
-            SECOND,
-            {"a.slice/cpu.max": "2000 1000", "a.slice/b:c.service/cpu.max": "4000 1000"},
-            2,
-        ),
-        (SECOND, {"other/cpu.max": "1000 1000"}, 5),
-        (FIRST, {"cpu/slurm/cpu.cfs_quota_us": "2000", "cpu/slurm/cpu.cfs_period_us": "1000"}, 2),
-        (FIRST, {"cpu/other/cpu.cfs_quota_us": "1000", "cpu/other/cpu.cfs_period_us": "1000"}, 5),
-    ],
+    ("quota", "expected"), [("250000 100000", 2), ("50000 100000", 1), ("max 100000", 5)]
 )
-def test_smallest_quota_of_the_own_groups_and_those_above_is_kept(
-    machine, tmp_path, groups, quotas, expected
-):
-    (tmp_path / "own").write_text(groups)
-    for name, quota in quotas.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(quota)
+def test_quota_of_a_container_is_kept(machine, tmp_path, quota, expected):
+    (tmp_path / "cpu.max").write_text(quota)
 
     assert threads_beside(machine, others=3) == expected
 

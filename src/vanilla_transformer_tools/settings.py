@@ -39,7 +39,7 @@ _card = partial(option, group="model card")
 _search = partial(option, group="search")
 _repository = partial(option, group="repository")
 _runtime = partial(option, group="export to a runtime")
-_picture = partial(option, group="page or picture")
+_picture = partial(option, group="page")
 _alignments = partial(option, group="alignments")
 _translation = partial(option, group="translation")
 _mapping = partial(option, group="mapping")
@@ -668,25 +668,19 @@ class AttentionSettings:
 
     model: str | None = option("Folder or Hub name of a model.")
     output: str | None = option(
-        "File to write: .html, a page with all kinds, layers and heads; .png or .svg, a picture of "
-        "one. Default: attention.html; with --positions positions.svg. With --alignments, the file "
-        "for the links; default: standard output."
+        "File to write: the page, which ends in .html; default: attention.html. With --alignments, "
+        "the file for the links; default: standard output."
     )
     kind: Literal["cross", "encoder", "decoder"] = _picture(
-        "Attention to draw, or to show first on the page: cross-attention, or self-attention of "
+        "Attention to show first on the page: cross-attention, or self-attention of "
         "encoder or decoder.",
         "cross",
     )
     layer: int | None = _picture(
-        "Layer to draw, or to show first on the page, counted from 1. Default: the last but one, "
+        "Layer to show first, counted from 1. Default: the last but one, "
         "from which alignments are read."
     )
-    head: int | None = _picture(
-        "Head to draw, or to show first on the page, counted from 1. Default: mean of all."
-    )
-    positions: int | None = _picture(
-        "Draws the encodings of the first N positions, and nothing else."
-    )
+    head: int | None = _picture("Head to show first, counted from 1. Default: mean of all.")
     alignments: list[str] | None = _alignments(
         "Aligns the words of two parallel files, source and target, by cross-attention, and does "
         "nothing else; without a target file, aligns the model's translations. Writes one line of "
@@ -699,10 +693,6 @@ class AttentionSettings:
         "Chinese.",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
-    )
-    gold: str | None = _alignments(
-        "File of gold links for --alignments: 0-0 for a sure link, 0?0 for a possible one. Prints "
-        "the alignment error rate instead of the links, which go to --output only."
     )
     source_language: str | None = _translation(_SOURCE_LANGUAGE)
     target_language: str | None = _translation(_TARGET_LANGUAGE)

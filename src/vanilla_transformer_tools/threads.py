@@ -7,6 +7,7 @@ less (docs/speed.md, Threads).
 
 import math
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,15 +16,8 @@ import psutil
 
 # Seconds that cores are watched at least; the system counts hundredths of seconds.
 INTERVAL = 0.3
-
-# Of Linux: control groups, and the names of those of this process.
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
-
-# Microseconds of work in each period of so many, in one file of a control group or, in the first
-# version, in two. "max" or a negative number: no quota.
-_QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-
+# Microseconds of work in each period of so many; "max": no quota. A container sees its own.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # States in which a core works; a guest's work is counted in the first two as well.
 _WORK = ("user", "nice", "system", "irq", "softirq", "steal")
 
@@ -52,7 +46,14 @@ class IdleCores:
         # Imported late, so that the clock can start before torch is loaded.
         import torch
 
-        torch.set_num_threads(max(1, min(cores, *_quotas(), math.floor(idle + 0.5))))
+        torch.set_num_threads(max(1, min(cores, _quota(), math.floor(idle + 0.5))))
+
+
+def _cores() -> list[int]:
+    """Numbers of the cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(psutil.cpu_count() or 1))
 
 
 def _work_of_others() -> float:
@@ -70,38 +71,9 @@ def _work_of_others() -> float:
     return busy - own
 
 
-def _cores() -> list[int]:
-    """Numbers of the cores on which this process may run."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(psutil.cpu_count() or 1))
-
-
-def _quotas() -> list[int]:
-    """Whole cores within each quota that holds for this process."""
-    found = []
-    for folder in _control_groups():
-        for names in _QUOTAS:
-            with suppress(OSError, ValueError):
-                text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
-                quota, period = map(int, text.split())
-                if quota > 0:
-                    found.append(quota // period)
-    return found
-
-
-def _control_groups() -> list[Path]:
-    """Folders of this process's control groups and of those above them, whose quotas hold too.
-
-    A container's own group is usually the root that it sees, whatever its name.
-    """
-    roots = {"": CGROUPS, "cpu": CGROUPS / "cpu"}
-    folders = [*roots.values()]
+def _quota() -> int:
+    """Whole cores within the quota of this process's container."""
     with suppress(OSError, ValueError):
-        text = OWN_CGROUPS.read_text(encoding="utf-8", errors="surrogateescape")
-        for line in text.splitlines():
-            _, controllers, path = line.split(":", 2)
-            for root in (roots[name] for name in controllers.split(",") if name in roots):
-                parts = path.strip("/").split("/")
-                folders += [root.joinpath(*parts[:number]) for number in range(1, 1 + len(parts))]
-    return folders
+        quota, period = map(int, QUOTA.read_text(encoding="ascii").split())
+        return quota // period
+    return sys.maxsize

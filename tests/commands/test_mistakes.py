@@ -23,7 +23,7 @@ WRITERS = {
 READERS = {
     "translate": "--model M --input a --prefix_file b --resume",
     "evaluate": "--model M --test a b --against c",
-    "attention": "--model M --alignments a b --units c d --gold e",
+    "attention": "--model M --alignments a b --units c d",
 }
 TRAIN = f"train --use_cpu --output_dir OUT --vocab_size 300 --config {' '.join(SIZES)}"
 
@@ -58,7 +58,7 @@ MISTAKES = [
     ("translate --model M --output linked ja", "--output linked would be a file of the model 'M'"),
     ("translate --model M --output a ja", "already holds 34 bytes. Pass --resume"),
     ("attention --model M ja x --output no/x.svg", "--output cannot be written to 'no/x.svg'"),
-    ("attention --model M --positions 3 --output no/x.svg", "cannot be written to 'no/x.svg'"),
+    ("attention --model M a --output no/x.html", "cannot be written to 'no/x.html'"),
     ("evaluate --model R --test a b --bootstrap 0", "'R/results.json'"),
     ("evaluate --model C --test a b --bootstrap 0", "'C/README.md'"),
     ("export M a/out", "The export cannot be written to 'a/out'"),
@@ -107,15 +107,12 @@ MISTAKES = [
     (f"{TRAIN} --train a bad", "bad' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
     # Attention
     ("attention --model M", "expected a source text and at most its translation, got 0"),
-    ("attention --model M a --output x.pdf", "must end in .html, .png, .svg, got 'x.pdf'"),
-    ("attention --model M a --gold e", "--units and --gold need --alignments"),
-    ("attention --model M --alignments a --gold e", "need the target file of --alignments too"),
-    ("attention --model M --alignments a b --positions 3", "--alignments excludes texts"),
+    ("attention --model M a --output x.pdf", "must end in .html, got 'x.pdf'"),
+    ("attention --model M a --units a b", "--units needs --alignments"),
+    ("attention --model M --alignments a --units a b", "needs the target file of --alignments"),
     ("attention --model M --alignments a b --kind encoder", "--kind is for the attention of a"),
     ("attention --model M --alignments a absent", "No such file or directory: 'absent'"),
-    ("attention --model M --alignments a a --gold a", "'a', line 1: A gold link must be source-"),
     ("attention --model M --alignments a a --units a short", "4 in 'a', 4 in 'a', 1 in 'short'"),
-    ("attention --model M --alignments a a --gold links", "got 4 in 'a', 4 in 'a', 2 in 'links'"),
     # Sharing
     ("push me/x", "--model needs the folder of a model"),
 ]

@@ -397,7 +397,7 @@ TESTED = {
     TranslateSettings: "input output resume prefix prefix_file n_best scores details markup",
     EvaluateSettings: "metrics bleu_tokenize bootstrap lowercase references test hypotheses output "
     "against name source_column target_column dataset_config test_split",
-    AttentionSettings: "output kind layer head positions alignments units gold",
+    AttentionSettings: "output kind layer head alignments units",
 }
 
 

@@ -1,18 +1,11 @@
-"""Word alignments: whose words are linked, how links are written and scored."""
+"""Word alignments: whose words are linked, and how links are written."""
 
 from dataclasses import replace
 
 import pytest
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.inspection.alignments import (
-    AlignmentScore,
-    GoldAlignment,
-    WordAlignment,
-    align_words,
-    read_gold,
-    score_alignments,
-)
+from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engines import ForcedPass, TorchEngine
 from vanilla_transformer_tools.translation.read_pairs import PAIRS_PER_BATCH
@@ -105,37 +98,3 @@ def test_what_cannot_be_aligned_is_refused(translator):
     translator.engine = object()
     with pytest.raises(ValueError, match=r"engine 'torch'.* got object"):
         list(align_words(translator, ["ein"], ["a"]))
-
-
-def aligned(*links, sizes=(9, 9)):
-    return WordAlignment(links, sizes)
-
-
-def test_error_rate_is_that_of_och_and_ney():
-    gold = [GoldAlignment.parse("0-0 1-1 2?1"), GoldAlignment.parse("0-1")]
-
-    score = score_alignments([aligned((0, 0), (2, 1), (3, 3)), aligned((0, 1))], gold)
-
-    # A = 4 links, S = 3, of A 2 are sure and 3 possible.
-    assert score == AlignmentScore(error_rate=1 - 5 / 7, precision=3 / 4, recall=2 / 3)
-    assert str(score) == "AER 28.6%, precision 75.0%, recall 66.7%"
-
-
-def test_gold_must_be_as_long_as_the_alignments():
-    assert score_alignments([aligned()], [GoldAlignment.parse("")]).error_rate == 0
-    with pytest.raises(ValueError, match="each of the 2 pairs, got 1"):
-        score_alignments([aligned(), aligned()], [GoldAlignment.parse("")])
-
-
-@pytest.mark.parametrize(("line", "got"), [("0-0 3-1", "3-1"), ("1?2", "1-2")])
-def test_gold_must_link_words_that_there_are(line, got):
-    with pytest.raises(ValueError, match=rf"pair 1 .* 3 source and 2 target words.* got {got}"):
-        score_alignments([aligned(sizes=(3, 2))], [GoldAlignment.parse(line)])
-
-
-def test_gold_file_tells_the_line_of_a_mistake(write):
-    assert read_gold(write("good", "0-0 1?2", ""))[0] == GoldAlignment(
-        frozenset({(0, 0)}), frozenset({(0, 0), (1, 2)})
-    )
-    with pytest.raises(ValueError, match=r"bad', line 2: .* got '1:2'"):
-        read_gold(write("bad", "0-0", "0-1 1:2"))

@@ -19,7 +19,6 @@ from vanilla_transformer_tools.sharing.model_card import (
     write_model_card,
 )
 
-
 SCORES = {
     "bleu": 37.1264,
     "bleu_signature": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",

@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -142,7 +142,7 @@ def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> s
         )
     card = _SECTION.sub(lambda section: sections.get(section[1], section[0]), card)
     if REGEX_YAML_BLOCK.search(card):
-        card = _with_scores(ModelCard(card), ModelCard(fresh).data, forgotten)
+        card = _with_scores(ModelCard(card), cast(ModelCardData, ModelCard(fresh).data), forgotten)
     return card.replace("\n", line_end)
 
 
@@ -150,18 +150,17 @@ def _with_scores(
     card: ModelCard, ours: ModelCardData, forgotten: Collection[tuple[str, str]]
 ) -> str:
     """A card whose metadata has our scores, followed by those that a person added."""
+    theirs = cast(ModelCardData, card.data)
     results = list(ours.eval_results or [])
     known = {(one.dataset_name, one.metric_type) for one in results} | {*forgotten}
     results += [
-        one
-        for one in card.data.eval_results or []
-        if (one.dataset_name, one.metric_type) not in known
+        one for one in theirs.eval_results or [] if (one.dataset_name, one.metric_type) not in known
     ]
-    metrics = card.data.metrics or []
+    metrics = theirs.metrics or []
     metrics = metrics if isinstance(metrics, list) else [metrics]
-    card.data.metrics = list(dict.fromkeys([*metrics, *(ours.metrics or [])])) or None
-    card.data.eval_results = results or None
-    card.data.model_name = card.data.model_name or ours.model_name
+    theirs.metrics = list(dict.fromkeys([*metrics, *(ours.metrics or [])])) or None
+    theirs.eval_results = results or None
+    theirs.model_name = theirs.model_name or ours.model_name
     return str(card)
 
 
