@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
@@ -38,7 +36,6 @@ from vanilla_transformer_tools.files import (
     checksum,
     looks_like_a_path,
     parse_json,
-    parse_yaml,
     read_text,
     write_lines,
 )
@@ -131,20 +128,6 @@ def find_file(model_name_or_path: str, name: str, revision: str | None = None) -
         _raise_exceptions_for_connection_errors=False,
     )
     return None if file is None else Path(file)
-
-
-def read_card_metadata(name: str) -> dict[str, Any]:
-    """Metadata of a model's card, each value as text; none where it cannot be read."""
-    file = find_file(name, CARD_FILE)
-    card = read_text(file, "replace") if file else ""
-    block = REGEX_YAML_BLOCK.search(card)
-    try:
-        # Nothing but text: otherwise `no`, Norwegian, would be a truth value.
-        metadata = parse_yaml(block[2], yaml.BaseLoader) if block else None
-    except ValueError:
-        # A person may have written it.
-        metadata = None
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def model_files(folder: Path) -> list[Path]:

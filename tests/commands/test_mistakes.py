@@ -57,7 +57,7 @@ MISTAKES = [
     ("translate --model H --output H/config.json ja", "would be a file of the model 'H'"),
     ("translate --model M --output linked ja", "--output linked would be a file of the model 'M'"),
     ("translate --model M --output a ja", "already holds 34 bytes. Pass --resume"),
-    ("attention --model M ja x --output no/x.svg", "--output cannot be written to 'no/x.svg'"),
+    ("attention --model M ja x --output no/x.html", "--output cannot be written to 'no/x.html'"),
     ("attention --model M a --output no/x.html", "cannot be written to 'no/x.html'"),
     ("evaluate --model R --test a b --bootstrap 0", "'R/results.json'"),
     ("evaluate --model C --test a b --bootstrap 0", "'C/README.md'"),
