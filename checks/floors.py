@@ -13,8 +13,8 @@ PLUGIN, TOOLS = "vanilla_transformer", "vanilla_transformer_tools"
 # From the ground up. A room imports only from floors below its own.
 PLAN = (
     (PLUGIN,),
-    (TOOLS, f"{TOOLS}.compression", f"{TOOLS}.progress", f"{TOOLS}.settings"),
-    (f"{TOOLS}.files", f"{TOOLS}.threads"),
+    (TOOLS, f"{TOOLS}.compression", f"{TOOLS}.progress", f"{TOOLS}.search"),
+    (f"{TOOLS}.settings", f"{TOOLS}.files", f"{TOOLS}.threads"),
     (f"{TOOLS}.figures", f"{TOOLS}.saved_folder"),
     (f"{TOOLS}.text",),
     (f"{TOOLS}.translation", f"{TOOLS}.evaluation", f"{TOOLS}.sharing"),

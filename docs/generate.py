@@ -39,7 +39,7 @@ PUBLIC = {
         "Translator.translate",
     ],
     "vanilla_transformer_tools/translation/results.py": ["Translation"],
-    "vanilla_transformer_tools/translation/search.py": ["Search"],
+    "vanilla_transformer_tools/search.py": ["Search"],
     "vanilla_transformer_tools/evaluation/metrics.py": [
         "score",
         "TranslationScores",

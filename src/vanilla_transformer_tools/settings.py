@@ -10,6 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from vanilla_transformer_tools.search import MAX_EXTRA_TOKENS as MAX_EXTRA_TOKENS
+from vanilla_transformer_tools.search import Search
+
 
 def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
     """A field with its help text; a list as default is copied for each instance.
@@ -102,11 +105,8 @@ _BLEU_TOKENIZE = (
 )
 
 PresetName = Literal["tiny", "small", "base", "big"]
-EngineName = Literal["auto", "torch", "ctranslate2"]
+EngineName = Literal["torch", "ctranslate2"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
-
-# Section 6.1 of the paper: tokens that an output may have more than its source.
-MAX_EXTRA_TOKENS = 50
 
 # All linear layers of attention and feed-forward networks.
 LORA_TARGET_MODULES = ("qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2")
@@ -429,37 +429,15 @@ class SearchSettings:
         action="append",
     )
     engine: EngineName = _model(
-        "Library that translates; auto: CTranslate2 if it is installed, the model is one of this "
-        "package in float32 on a CPU, and narrow (d_model up to 256) or on one thread; else torch. "
-        "The model is converted once, compared with torch on a sample, and kept in "
-        "~/.cache/vanilla_transformer, or where VANILLA_TRANSFORMER_CACHE says. "
-        "ctranslate2 needs a folder made by the command export.",
-        "auto",
+        "Library that translates; ctranslate2 needs a folder made by the command export.",
+        "torch",
     )
     source_language: str | None = _model(_SOURCE_LANGUAGE)
     target_language: str | None = _model(_TARGET_LANGUAGE)
     dtype: DTypeName = _model(_DTYPE, "auto")
-    num_beams: int | None = _search(
-        "Beam width; 1: greedy. Default: the model's, usually 4; with --do_sample 1."
-    )
-    length_penalty: float | None = _search(
-        "Exponent a in log-probability / length^a, by which finished hypotheses are ranked (as in "
-        "Transformers; the length includes </s>); larger values favour longer output. Default: the "
-        "model's, usually 0.6; without a beam 1."
-    )
-    repetition_penalty: float | None = _search(
-        "Divides the probability of tokens that an output has already; 1: not at all. Default: the "
-        "model's, usually 1."
-    )
-    no_repeat_ngram_size: int | None = _search(
-        "An output never repeats N tokens in a row; 0: it may. Default: the model's, usually 0."
-    )
-    min_length: int | None = _search(
-        "Shortest output, in tokens without </s>. Default: the model's, usually 0."
-    )
-    max_extra_tokens: int = _search(
-        "Tokens that an output may have more than its source (section 6.1 of the paper).",
-        MAX_EXTRA_TOKENS,
+    # Each field of `Search` that has a help text is an option.
+    search: dict[str, Any] = field(
+        default_factory=dict, metadata={"options_of": Search, "group": "search"}
     )
     max_tokens_per_batch: int | None = _search(
         "Source tokens of a batch, counted with padding once for each beam or sample; sources of "
@@ -476,37 +454,6 @@ class SearchSettings:
         "were single sentences.",
         action=BooleanOptionalAction,
     )
-    do_sample: bool = _search(
-        "Samples translations at random instead of searching for likely ones.", False
-    )
-    temperature: float = _search("For --do_sample: below 1, likely tokens get likelier.", 1.0)
-    top_k: int = _search("For --do_sample: draws only from the k likeliest tokens; 0: from all.", 0)
-    top_p: float = _search(
-        "For --do_sample: draws only from the likeliest tokens that together have this "
-        "probability.",
-        1.0,
-    )
-    seed: int = _search(
-        "For --do_sample with engine torch: seed; a sample depends only on it and on its line.", 0
-    )
-    mbr_candidates: int = _search(
-        "Minimum Bayes risk: among N samples (with --do_sample) or N best hypotheses, chooses the "
-        "one most like the others (chrF). 0: chooses the likeliest.",
-        0,
-    )
-    replace_unknown: bool = _search(
-        "Writes the aligned word of the source for each unknown word of a translation, which is "
-        "<unk> otherwise; their number is reported. Engine torch only.",
-        False,
-    )
-    protect: str | None = _search(
-        "Text that translations keep from their sources, separated by commas: placeholders (such "
-        "as %%1$s and {name}), urls, emails, emoji, numbers; none: nothing. The model gets symbols "
-        "for it if it was trained with --symbols <ph1> <ph2> and so on, or <ph>; else it replaces "
-        "the words that are aligned to it. Missing text is appended, with a warning. Default: "
-        "all but numbers, if the model has such symbols; else none.",
-        metavar="KINDS",
-    )
     trust_remote_code: bool = _model(_TRUST_REMOTE_CODE, False)
 
 
@@ -514,17 +461,21 @@ class SearchSettings:
 class TranslateSettings(SearchSettings):
     """Settings of a translation."""
 
-    markup: Literal["html"] | None = option(
-        "The lines are fragments of HTML: their text is translated, inline tags follow their "
-        "words, and tags that are missing are added. Needs the engine torch."
-    )
-
     input: str | None = option(
         "File to translate line by line, plain, .gz, .bz2 or .xz. Default: standard input."
     )
     output: str | None = option(
         "File for the translations; it must not hold text already, except with --resume. It holds "
         "complete lines in order at any moment. Default: standard output."
+    )
+    shard: str | None = option(
+        "Translates a part of --input, such as 3/64: the third of 64 parts of consecutive lines, "
+        "for arrays of jobs. The outputs of all parts in order are the translation of the input.",
+        metavar="NUMBER/OF",
+    )
+    tag_column: int | None = option(
+        "Number of the column of the target language in an input whose columns are separated by "
+        "tabs, from 2; the text is in column 1. For models of several directions."
     )
     resume: bool = option(
         "Continues an --input after the last complete line of --output; a complete one stays as "
@@ -541,7 +492,7 @@ class TranslateSettings(SearchSettings):
     )
     scores: bool = option(
         "Writes line number, score and text, separated by tabs. The score is log-probability / "
-        "length^length_penalty, or with --mbr_candidates the expected chrF.",
+        "length^length_penalty.",
         False,
     )
     details: bool = option(

@@ -33,7 +33,11 @@ def test_settings_import_nothing_of_ours_nor_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     loaded = {name for name in done.stdout.split() if name.startswith("vanilla_transformer")}
-    assert loaded == {"vanilla_transformer_tools", "vanilla_transformer_tools.settings"}
+    assert loaded == {
+        "vanilla_transformer_tools",
+        "vanilla_transformer_tools.search",
+        "vanilla_transformer_tools.settings",
+    }
     assert not {"torch", "transformers"} & set(done.stdout.split())
 
 

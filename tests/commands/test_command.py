@@ -13,9 +13,9 @@ from torch._utils import ExceptionWrapper
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.commands.outputs import opened_output
 from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.settings import TranslateSettings
+from vanilla_transformer_tools.translation.streams import opened_output
 
 
 @pytest.mark.parametrize(

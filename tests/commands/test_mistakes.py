@@ -40,7 +40,6 @@ def of_outputs() -> Iterator[tuple[str, str]]:
         for output, message in (
             ("link/new.safetensors", "--output link/new.safetensors would be a file of the model"),
             ("M/sub/x.py", "--output M/sub/x.py would be a file of the model 'M'"),
-            ("/dev/fd/{fd}", "stands for the file '.*/open', which is open already"),
             ("no/out", "--output cannot be written to 'no/out': No such file or directory"),
             ("folder", "--output must be a file, got the folder 'folder'"),
             ("x" * 250, "File name too long"),

@@ -210,7 +210,9 @@ def test_seed_reaches_what_is_drawn(changes, consumer, corpus, tmp_path, monkeyp
 # Search
 
 
-OF_THE_SEARCH = {field.name for field in fields(SearchSettings)}
+OF_THE_SEARCH = {field.name for field in fields(SearchSettings)} | {
+    field.name for field in fields(Search) if "help" in field.metadata
+}
 
 LOADERS = {"translate": SearchSettings, "evaluate": SearchSettings, "attention": AttentionSettings}
 
@@ -221,7 +223,11 @@ def test_search_gets_each_option(command, watch, tmp_path):
     watch(parallel_text, "load_pairs", {"source": ["a"], "target": ["b"]})
     settings, model = LOADERS[command], str(tmp_path)
     names = {field.name for field in fields(settings)}
-    words, values = others(settings, "model", *(names - OF_THE_SEARCH))
+    words, values = others(settings, "model", "search", *(names - OF_THE_SEARCH))
+    if command != "attention":
+        more = {item.name: another(item) for item in fields(Search) if "help" in item.metadata}
+        words += [word for option, _ in more.values() for word in option]
+        values |= {name: value for name, (_, value) in more.items()}
     # An ensemble, of which there are no attention maps.
     models = [model] if command == "attention" else [model, model]
     rest = ["--test", "a.de", "a.en"] if command == "evaluate" else ["text"]
@@ -242,7 +248,6 @@ class EchoTranslator:
 
     search = "greedy"
     engine = SimpleNamespace(name="CTranslate2 4")
-    replace_unknown = False
 
     def translate(self, lines: list[str]) -> Iterator[Translation]:
         return map(Translation, lines)
@@ -364,7 +369,8 @@ def test_other_model_is_evaluated_with_the_search_of_the_first():
 
     other = _like(first, settings)
 
-    assert other == replace(settings, model=["b"], num_beams=7, length_penalty=0.3)
+    search = {"num_beams": 7, "length_penalty": 0.3}
+    assert other == replace(settings, model=["b"], search=search)
     assert _like([], settings) == replace(settings, model=["b"])
 
 
@@ -394,7 +400,8 @@ def test_export_passes_each_option_on(runtime, watch, write):
 
 # Options that no search has are tested here, and in the files of their commands.
 TESTED = {
-    TranslateSettings: "input output resume prefix prefix_file n_best scores details markup",
+    TranslateSettings: "input output resume prefix prefix_file n_best scores details shard "
+    "tag_column",
     EvaluateSettings: "metrics bleu_tokenize bootstrap lowercase references test hypotheses output "
     "against name source_column target_column dataset_config test_split",
     AttentionSettings: "output kind layer head alignments units",

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from vanilla_transformer_tools.commands.translate import typed_lines
 from vanilla_transformer_tools.translation import translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.streams import typed_lines
 
 from ..support.full_disk import small_files
 

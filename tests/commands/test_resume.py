@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from vanilla_transformer_tools.commands import translate as translate_command
-from vanilla_transformer_tools.commands.outputs import open_alone
-from vanilla_transformer_tools.commands.translate import record_path
 from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation import job as jobs
 from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.job import record_path
+from vanilla_transformer_tools.translation.streams import alone
 
 from ..models import interrupted_after
 from ..support.training_runs import flip_bit
@@ -49,16 +49,15 @@ def assert_refused(outcome, out, before, *messages):
         assert message in err
 
 
-@pytest.mark.parametrize("options", [[], ["--resume"]])
 def test_second_translation_into_an_output_is_refused_while_the_first_one_runs(
-    run, job, options, monkeypatch
+    run, job, monkeypatch
 ):
     argv, out = job()
     before = out.read_bytes()
     monkeypatch.setattr(Translator, "from_pretrained", None)
 
-    with open_alone(out):
-        status, _, err = run(*argv, *options)
+    with alone(out):
+        status, _, err = run(*argv, "--resume")
 
     assert (status, out.read_bytes()) == (2, before)
     assert f"--output {out} is in use by another translation that has not ended. Wait" in err
@@ -74,7 +73,7 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
         def load(*_, **__):
             out.write_text("theirs\n")
             if not has_ended:
-                other.enter_context(open_alone(out))
+                other.enter_context(alone(out))
             search = SimpleNamespace(num_beams=1, length_penalty=1.0)
             return SimpleNamespace(engine=SimpleNamespace(name="torch"), search=search)
 
@@ -88,9 +87,9 @@ def test_translation_that_began_meanwhile_is_not_overwritten(
 
 def test_resume_refuses_other_settings_models_and_versions(run, job, folder, monkeypatch):
     argv, out = job("--n_best", 2)
-    before, now = out.read_bytes(), translate_command.version("vanilla-transformer")
+    before, now = out.read_bytes(), jobs.version("vanilla-transformer")
     with monkeypatch.context() as patch:
-        patch.setattr(translate_command, "version", lambda _: "99.0")
+        patch.setattr(jobs, "version", lambda _: "99.0")
         other = ["--dtype", "bfloat16", "--seed", 7, "--resume"]
         outcome = run("--model", folder, *argv, *other)
 
@@ -146,7 +145,7 @@ def test_resume_leaves_a_complete_output_as_it_is(run, job, monkeypatch):
     argv, out = job()
     assert run(*argv, "--resume")[0] == 0
     monkeypatch.setattr(Translator, "from_pretrained", None)
-    monkeypatch.setattr(translate_command, "version", lambda _: "99.0")
+    monkeypatch.setattr(jobs, "version", lambda _: "99.0")
     before = out.read_bytes()
 
     status, printed, err = run(*argv, "--resume")
@@ -179,8 +178,9 @@ def test_devices_and_jobs_without_an_input_have_no_record_at_the_end(run, folder
 
 def test_resume_refuses_another_engine(run, job, monkeypatch):
     argv, out = job("--length_penalty", 0.5)
-    before, search = out.read_bytes(), json.loads(record_path(out).read_text())["search"]
-    assert search == {"engine": "torch", "num_beams": 3, "length_penalty": 0.5}
+    before, facts = out.read_bytes(), json.loads(record_path(out).read_text())
+    assert facts["engine"] == "torch"
+    assert (facts["--num_beams"], facts["--length_penalty"]) == (3, 0.5)
     monkeypatch.setattr(TorchEngine, "name", "CTranslate2 4")
 
     outcome = run(*argv, "--resume")

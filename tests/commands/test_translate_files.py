@@ -14,10 +14,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer_tools import files
-from vanilla_transformer_tools.commands import translate as job
-from vanilla_transformer_tools.commands.translate import PipedLines, plan_translation
 from vanilla_transformer_tools.settings import TranslateSettings
-from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation import Translator, job
+from vanilla_transformer_tools.translation.job import plan_translation
+from vanilla_transformer_tools.translation.streams import PipedLines
 
 from ..models import interrupted_after
 from ..support.engines import Recorder
@@ -133,9 +133,9 @@ def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
     reading, writing = os.pipe()
     with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
-        job = plan_translation(TranslateSettings(model=[str(folder)]), [])
+        plan = plan_translation(TranslateSettings(model=[str(folder)]), [])
         engine = Recorder()
-        found = Translator(engine, tokenizer).translate(job.lines, has_next=job.has_next)
+        found = Translator(engine, tokenizer).translate(plan.lines, has_next=plan.has_next)
 
         pipe.write(b"ja\nnein\n")
         next(found)
@@ -306,14 +306,3 @@ def test_line_separators_in_translations_are_written_as_blanks_and_counted(run, 
     count = int(err.split(" line separators")[0].split("\n")[-1])
     assert count >= 9
     assert "translations were cut off at the length limit; see --max_extra_tokens" in err
-
-
-def test_markup_of_lines_stays(run):
-    status, out, _ = run(
-        "--engine", "torch", "--markup", "html", stdin=b"<p>ja <b>nein</b></p>\n<br>\n"
-    )
-
-    first, second = out.decode().splitlines()
-    assert status == 0
-    assert [first.count(tag) for tag in ("<p>", "<b>", "</b>", "</p>")] == [1, 1, 1, 1]
-    assert second == "<br>"

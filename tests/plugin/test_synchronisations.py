@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.translation.engines import TorchEngine
-from vanilla_transformer_tools.translation.search import Search
 
 from ..models import LEARNED, RECTANGULAR, UNTIED, Batch, Model, build_variant, gradients
 from ..support.observed import observe

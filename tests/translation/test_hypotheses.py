@@ -1,10 +1,10 @@
-"""Translator: hypotheses, samples, minimum Bayes risk, details, prefixes, engines and dtypes."""
+"""Translator: hypotheses, samples, details, unknown tokens, engines and dtypes."""
 
 import pytest
 import torch
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.bayes_risk import expected_utilities
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 
 LINES = [
@@ -37,29 +37,6 @@ def test_samples_count_in_the_batch(build, monkeypatch):
     assert rows == [8, 8, 4]
 
 
-def test_bayes_risk_chooses_among_candidates_by_their_likeness(build):
-    candidates = list(build(do_sample=True, num_hypotheses=6).translate(LINES))
-
-    chosen = list(build(do_sample=True, mbr_candidates=6, scores=True).translate(LINES))
-
-    for line, result, one in zip(LINES, candidates, chosen, strict=True):
-        texts = [result.text, *(other.text for other in result.alternatives)]
-        utilities = expected_utilities(texts, [1.0] * 6)
-        if line.strip():
-            assert one.score == pytest.approx(max(utilities))
-            assert one.text in texts
-            assert utilities[texts.index(one.text)] == pytest.approx(max(utilities))
-    assert [one.text for one in chosen] != [result.text for result in candidates]
-
-
-def test_bayes_risk_weighs_the_hypotheses_of_a_beam(build):
-    translator = build(num_beams=4, mbr_candidates=4, num_hypotheses=2, scores=True)
-
-    for line, result in zip(LINES, translator.translate(LINES), strict=True):
-        assert len(result.alternatives) == 1
-        assert not line.strip() or 100 >= result.score >= result.alternatives[0].score > 0
-
-
 class Foreign:
     """An engine that only searches."""
 
@@ -77,10 +54,28 @@ def test_any_engine_will_do_but_for_details(tokenizer):
 
     assert [result.text for result in results] == ["ja", "", "nein"]
     assert translator.max_source_length == 50
-    for setting in ({"details": True}, {"replace_unknown": True}, {"markup": "html"}):
-        (name,) = setting
+    for setting in ({"details": True}, {"do_sample": True, "seed": 1}):
+        *_, name = setting
         with pytest.raises(ValueError, match=rf"`{name}` needs the engine 'torch'.* got Foreign"):
             Translator(Foreign(), tokenizer, **setting)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "shown"),
+    [
+        ("word", "w1 w2", "w1 <unk> w2 <unk>"),
+        ("char", "w12 Bach", "w1 Bach w2 <unk>h<unk><unk><unk>"),
+    ],
+)
+def test_unknown_words_are_shown_and_counted(monkeypatch, kind, text, shown):
+    tokenizer = VanillaTransformerTokenizer.train([text], kind=kind, vocab_size=300)
+    ids = tokenizer("w1 Bach w2 Rhein", add_special_tokens=False).input_ids
+    engine = Foreign()
+    engine.translate_batch = lambda *_: [[Hypothesis(ids, -1.0, tokenizer.eos_token_id)]]
+
+    (found,) = Translator(engine, tokenizer).translate(["w1"])
+
+    assert (found.text, found.unknown) == (shown, shown.count("<unk>"))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from transformers.hf_argparser import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer_tools.files import looks_like_a_path
+from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import AttentionSettings, SearchSettings
 from vanilla_transformer_tools.text.panics import is_panic
 
@@ -156,6 +157,9 @@ class _SettingsParser(Parser):
 
     @staticmethod
     def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
+        if described := field.metadata.get("options_of"):
+            _add_fields(parser, field.name, described)
+            return
         place: Any = parser
         if (group := field.metadata.get("group")) is not None:
             titled = {each.title: each for each in parser._action_groups}
@@ -171,6 +175,35 @@ class _SettingsParser(Parser):
             place.add_argument(f"--{field.name}", default=default, **several | dict(field.metadata))
         else:
             HfArgumentParser._parse_dataclass_field(place, field)
+
+
+def _add_fields(parser: argparse.ArgumentParser, name: str, described: type) -> None:
+    """Adds an option for each field with a help text of a dataclass, in a group of this name."""
+    titled = {each.title: each for each in parser._action_groups}
+    place = titled.get(name) or parser.add_argument_group(name)
+    for item in fields(described):
+        if "help" not in item.metadata:
+            continue
+        options = dict.fromkeys([f"--{item.name}", f"--{item.name.replace('_', '-')}"])
+        words: dict[str, Any] = {"help": item.metadata["help"], "dest": f"{name}.{item.name}"}
+        if item.type is bool:
+            place.add_argument(*options, action="store_true", **words)
+            continue
+        default = None if item.metadata.get("of_model") else item.default
+        words |= {"type": item.type, "metavar": item.name.upper(), "default": default}
+        place.add_argument(*options, **words)
+
+
+def _values(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Values by field; those of `_add_fields` are together in one."""
+    values: dict[str, Any] = {}
+    for dest, value in vars(namespace).items():
+        field_name, _, inner = dest.partition(".")
+        if inner:
+            values.setdefault(field_name, {})[inner] = value
+        else:
+            values[dest] = value
+    return values
 
 
 def refuse(unknown: list[str], *parsers: Parser) -> None:
@@ -191,7 +224,7 @@ def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
     """Values of the options and arguments; one that is unknown ends the program."""
     namespace, unknown = parser.parse_known_args(argv)
     refuse(unknown, parser)
-    return vars(namespace)
+    return _values(namespace)
 
 
 def options_among(words: Iterable[str], *parsers: Parser) -> set[str]:
@@ -236,7 +269,7 @@ def parse_with_texts(parser: Parser, argv: list[str]) -> dict[str, Any]:
     end = argv.index("--") if "--" in argv else len(argv)
     namespace, unknown = parser.parse_known_intermixed_args(argv[:end])
     refuse(unknown, parser)
-    values = vars(namespace) | {"text": [*map(_in_utf8, (*namespace.text, *argv[end + 1 :]))]}
+    values = _values(namespace) | {"text": [*map(_in_utf8, (*namespace.text, *argv[end + 1 :]))]}
     if values.get("prefix"):
         values["prefix"] = _in_utf8(values["prefix"])
     return values
@@ -271,7 +304,7 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
     """Translator of the models that the settings name.
 
     Args:
-        settings: Fields that `SearchSettings` has become arguments of the same names.
+        settings: Fields that `SearchSettings` or `Search` has become arguments of the same names.
         others: Further arguments.
     """
     # Without garbage collection, imports are half a second faster.
@@ -284,12 +317,14 @@ def load_translator(settings: SearchSettings | AttentionSettings, **others: Any)
     logger = logging.getLogger("vanilla_transformer_tools.translation")
     logger.setLevel(logging.INFO)
     logger.handlers = [_StandardError()]
+    described = (item for item in fields(Search) if "help" in item.metadata)
     values = {
         item.name: getattr(settings, item.name)
-        for item in fields(SearchSettings)
+        for item in (*fields(SearchSettings), *described)
         if hasattr(settings, item.name)
     }
     cores = IdleCores()
+    values |= values.pop("search", {})
     translator = Translator.from_pretrained(values.pop("model"), **values, **others)
     cores.use()
     return translator
@@ -326,19 +361,15 @@ class Report:
             self.unknown += one.unknown
             self.separators += one.replaced_separators
 
-    def show(self, *, are_replaced: bool = False, limit: str = "--max_extra_tokens") -> None:
+    def show(self, *, limit: str = "--max_extra_tokens") -> None:
         """Writes the counts that are not 0 to standard error.
 
         Args:
-            are_replaced: Whether words of the source were written for unknown tokens.
             limit: The option that sets the length limit.
         """
-        became = "written as <unk>; see --replace_unknown"
-        if are_replaced:
-            became = "replaced by source words"
         for count, words in (
             (self.limited, f"translations were cut off at the length limit; see {limit}"),
-            (self.unknown, f"unknown tokens in the translations were {became}"),
+            (self.unknown, "unknown tokens in the translations were written as <unk>"),
             (self.separators, "line separators in the translations were written as blanks"),
         ):
             if count:

@@ -92,7 +92,7 @@ def _translations(system: "list[str] | Translator", sources: list[str]) -> list[
             texts.append(translation.text)
             report.count(translation)
             advance()
-    report.show(are_replaced=system.replace_unknown)
+    report.show()
     return texts
 
 
@@ -101,8 +101,8 @@ def _like(system: "list[str] | Translator", settings: EvaluateSettings) -> Evalu
     settings = replace(settings, model=[str(settings.against)])
     if isinstance(system, list):
         return settings
-    search = system.search
-    return replace(settings, num_beams=search.num_beams, length_penalty=search.length_penalty)
+    search = {"num_beams": system.search.num_beams, "length_penalty": system.search.length_penalty}
+    return replace(settings, search=settings.search | search)
 
 
 def _check(parser: Parser, settings: EvaluateSettings) -> None:

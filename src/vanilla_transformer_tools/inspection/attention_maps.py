@@ -142,7 +142,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     read, written = encode_pair(tokenizers, source, without_blank_ends(target or ""))
     source_ids = [*tokenizers.source_prefix, *read["input_ids"]]
     if target is None:
-        search = translator.search.of_candidates()
+        search = translator.search
         limit = len(source_ids) + search.max_extra_tokens
         ((best, *_),) = engine.translate_batch([source_ids], [[]], [limit], search)
         target_ids = best.ended

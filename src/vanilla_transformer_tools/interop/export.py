@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vanilla_transformer_tools.files import names_below, new_folder
 from vanilla_transformer_tools.interop import marian, onnx
 from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
+from vanilla_transformer_tools.interop.samples import random_sources
 from vanilla_transformer_tools.interop.to_transformers import (
     FORMATS,
     name_general_tokenizers,
@@ -34,9 +35,8 @@ from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engine_choice import random_sources
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
-from vanilla_transformer_tools.translation.search import (
+from vanilla_transformer_tools.translation.generation_settings import (
     never_generated,
     refuse_torch_only,
     start_and_ends,

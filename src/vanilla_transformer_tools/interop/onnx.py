@@ -18,7 +18,7 @@ from transformers.utils import CONFIG_NAME
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.interop.to_transformers import config_of_class
 from vanilla_transformer_tools.text.batches import padded
-from vanilla_transformer_tools.translation.search import refuse_torch_only
+from vanilla_transformer_tools.translation.generation_settings import refuse_torch_only
 
 Array = NDArray[Any]
 

@@ -40,6 +40,7 @@ from vanilla_transformer_tools.settings import VALIDATION, TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
+from vanilla_transformer_tools.text.sentences import INNER_ENDS, MOST_INNER_ENDS, has_inner_end
 from vanilla_transformer_tools.training.auto_settings import (
     Decision,
     decisions_on_record,
@@ -51,8 +52,6 @@ from vanilla_transformer_tools.training.checkpoints import update_of
 from vanilla_transformer_tools.training.corpus_stats import measure
 from vanilla_transformer_tools.training.recipe import last_checkpoints, schedule
 from vanilla_transformer_tools.training.starting_model import NEW, Start, new_config
-from vanilla_transformer_tools.translation.engine_choice import INNER_ENDS, MOST_INNER_ENDS
-from vanilla_transformer_tools.translation.sentences import has_inner_end
 
 # Number of lines in which those with several sentences are counted.
 _LINES_OF_SENTENCES = 10_000

@@ -13,7 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
-from vanilla_transformer_tools.translation.search import never_generated, start_and_ends
+from vanilla_transformer_tools.translation.generation_settings import (
+    never_generated,
+    start_and_ends,
+)
 
 try:
     from ctranslate2.converters.transformers import ModelLoader

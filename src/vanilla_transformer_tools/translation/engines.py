@@ -33,10 +33,10 @@ from vanilla_transformer.fast_search_vanilla_transformer import (
 )
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer_tools.saved_folder import complete_ids
+from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.text.batches import padded
-from vanilla_transformer_tools.translation.search import (
+from vanilla_transformer_tools.translation.generation_settings import (
     FIELDS_OF_A_SEARCH,
-    Search,
     bans,
     refuse_torch_only,
     start_and_ends,

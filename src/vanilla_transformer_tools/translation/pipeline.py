@@ -7,7 +7,7 @@ from transformers import AutoModelForSeq2SeqLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.engine_choice import training_defaults
+from vanilla_transformer_tools.translation.loading import training_defaults
 from vanilla_transformer_tools.translation.results import Translation
 from vanilla_transformer_tools.translation.translator import Translator
 

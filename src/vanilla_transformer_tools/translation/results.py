@@ -1,6 +1,6 @@
 """A line in pieces, and its translation, which is joined from theirs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -16,9 +16,9 @@ class Translation:
             are as they were, but for line feeds.
         reached_limit: Whether the search was cut off at the longest output allowed.
         replaced_separators: Line separators of the output that became blanks.
-        unknown: Unknown tokens of the output, which are `<unk>` in `text`, or replaced.
-        score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not; of MBR,
-            the expected chrF. Mean of the pieces of a long line. None if scores were not wanted.
+        unknown: Unknown tokens of the output, which are `<unk>` in `text`.
+        score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not. Mean of
+            the pieces of a long line. None if scores were not wanted.
         alternatives: The next best translations, if several were wanted.
         source_tokens: Tokens of the source, with a tag; only with details, like all that follow.
         tokens: Tokens of the output, with `</s>` if it ended.
@@ -60,19 +60,12 @@ class Piece:
     translation: Translation | None = None
 
 
-def join_parts(
-    parts: Sequence[Translation], join: Callable[[list[str]], str] = join_pieces
-) -> Translation:
-    """The translation of a line from those of its parts, with as many alternatives.
-
-    Args:
-        parts: Translations of the parts of the line, in order.
-        join: Joins their texts.
-    """
-    if len(parts) == 1 and join is join_pieces:
+def join_parts(parts: Sequence[Translation]) -> Translation:
+    """The translation of a line from those of its parts, in order, with as many alternatives."""
+    if len(parts) == 1:
         return parts[0]
     ranks = zip(*(part.ranked for part in parts), strict=True)
-    return with_alternatives(_joined(ranked, join) for ranked in ranks)
+    return with_alternatives(map(_joined, ranks))
 
 
 def with_alternatives(ranked: Iterable[Translation]) -> Translation:
@@ -81,7 +74,7 @@ def with_alternatives(ranked: Iterable[Translation]) -> Translation:
     return replace(best, alternatives=tuple(others))
 
 
-def _joined(parts: Sequence[Translation], join: Callable[[list[str]], str]) -> Translation:
+def _joined(parts: Sequence[Translation]) -> Translation:
     alignment: list[tuple[int, int]] = []
     sources = targets = 0
     for part in parts:
@@ -90,7 +83,7 @@ def _joined(parts: Sequence[Translation], join: Callable[[list[str]], str]) -> T
         targets += len(part.tokens)
     scores = [part.score for part in parts if part.score is not None]
     return Translation(
-        join([part.text for part in parts]),
+        join_pieces([part.text for part in parts]),
         reached_limit=any(part.reached_limit for part in parts),
         replaced_separators=sum(part.replaced_separators for part in parts),
         unknown=sum(part.unknown for part in parts),

@@ -9,8 +9,8 @@ from typing import TypeVar
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.text.blanks import BLANKS, without_blank_ends
+from vanilla_transformer_tools.text.sentences import sentence_ends, split_line
 from vanilla_transformer_tools.text.tokenizer_pair import end_length
-from vanilla_transformer_tools.translation.sentences import sentence_ends, split_line
 
 # Python's replacements for bytes that are not UTF-8; they never occur in text.
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -91,6 +91,21 @@ def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[i
     texts = list(map(without_blank_ends, texts))
     ids: list[list[int]] = tokenizer(texts, verbose=False)["input_ids"]
     return ids
+
+
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Id of `<unk>`; None if the tokenizer has none, or it is a token with another purpose too."""
+    others = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {*tokenizer.all_special_ids, *(one for one, token in added if token.special)}
+    dropped -= {unknown_id(tokenizer)}
+    text: str = tokenizer.decode([token for token in ids if token not in dropped])
+    return text
 
 
 def encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) -> list[int]:

@@ -4,12 +4,13 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat
-from typing import Any, Literal, Self, cast
+from itertools import chain, repeat
+from typing import Any, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
+from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import EngineName
 from vanilla_transformer_tools.text.blanks import blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import (
@@ -19,36 +20,23 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
     knows_both_sides,
     speller,
 )
-from vanilla_transformer_tools.translation.bayes_risk import rank_by_utility
-from vanilla_transformer_tools.translation.engine_choice import load_engine, training_defaults
 from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
-from vanilla_transformer_tools.translation.marks import (
-    kinds_of,
-    marked_pieces,
-    place_marks,
-    symbols_of,
-    with_items,
-)
-from vanilla_transformer_tools.translation.markup import split_html
-from vanilla_transformer_tools.translation.placing import Line, MarkedPiece
+from vanilla_transformer_tools.translation.loading import load_engine, training_defaults
 from vanilla_transformer_tools.translation.results import (
     Piece,
     Translation,
     join_parts,
     with_alternatives,
 )
-from vanilla_transformer_tools.translation.search import Search
 from vanilla_transformer_tools.translation.segments import (
+    Part,
     cut_lines,
+    decode,
     encode_prefix,
-    join_pieces,
     sentences_of,
-    with_prefixes,
-)
-from vanilla_transformer_tools.translation.unknown import (
-    texts_with_unknown,
     unknown_id,
-    with_source_words,
+    with_prefixes,
+    without_surrogates,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,17 +58,18 @@ _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class _Line:
-    """What becomes one translation: a line, or a fragment of HTML with any number of lines.
-
-    It has a number in messages, texts, ids that the translation of the first text begins with, and
-    what joins the translations of the texts.
-    """
+    """A line, its number in messages, and the ids that its translation begins with."""
 
     number: int
-    characters: int
-    texts: list[MarkedPiece]
+    text: str
     prefix: list[int]
-    join: Callable[[list[str]], str] = join_pieces
+
+
+# Why only the engine `torch` can do what these settings ask for.
+_NEEDS_TORCH = {
+    "details": "the tokens of an output are scored and aligned by reading it again",
+    "seed": "CTranslate2 has its own random numbers",
+}
 
 
 class Translator:
@@ -105,12 +94,6 @@ class Translator:
         split_sentences: Whether each sentence of a line is translated separately: a model that was
             trained on single sentences leaves out most of a line of several. None: no.
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
-        replace_unknown: Writes the aligned word of the source for each `<unk>` of an output; engine
-            `torch` and fast tokenizers only.
-        protect: Kinds of items that outputs have as their sources do, separated by commas, see
-            `kinds_of`; None: all but numbers, if the model has symbols for them, such as `<ph1>`.
-        markup: Language of the lines, if not plain text; `html`: each is a fragment, see
-            `markup`; engine `torch` and fast tokenizers only.
         settings: Fields of `Search`, such as `num_beams=5`, instead of it; None: the default.
 
     Raises:
@@ -133,9 +116,6 @@ class Translator:
         max_source_length: int | None = None,
         split_sentences: bool | None = None,
         details: bool = False,
-        replace_unknown: bool = False,
-        protect: str | None = None,
-        markup: Literal["html"] | None = None,
         **settings: Any,
     ) -> None:
         if isinstance(model, PreTrainedModel):
@@ -167,16 +147,11 @@ class Translator:
         first_token = next((token for token in forced if token is not None), None)
         self.search = replace(self.search, first_token=first_token)
         self.details = details
-        self.replace_unknown = replace_unknown
-        self.symbols = symbols_of(self.tokenizers)
-        self.protect = kinds_of(protect, self.symbols)
-        self.markup = markup
         self.split_sentences = bool(split_sentences)
         if max_source_length is None:
             max_source_length = self.engine.max_positions
         self.max_source_length = int(min(max_source_length, self.engine.last_position))
-        candidates = self.search.of_candidates()
-        rows = candidates.num_hypotheses if candidates.do_sample else candidates.num_beams
+        rows = self.search.num_hypotheses if self.search.do_sample else self.search.num_beams
         if max_tokens_per_batch is None:
             engine = self.engine
             on_gpu = isinstance(engine, TorchEngine) and engine.model.device.type == "cuda"
@@ -216,18 +191,12 @@ class Translator:
                 f"{' after a tag' * prefix}, got {self.max_source_length}."
             )
         if not isinstance(self.engine, TorchEngine):
+            wanted = {"details": self.details, "seed": self.search.seed}
             faults += [
-                f"`{name}` needs the engine 'torch', which can read an output again, got "
+                f"`{name}` needs the engine 'torch', since {reason}; got "
                 f"{type(self.engine).__name__}."
-                for name in ("details", "replace_unknown", "markup")
-                if getattr(self, name)
-            ]
-        if not (self.tokenizer.is_fast and self.target_tokenizer.is_fast):
-            faults += [
-                f"`{name}` needs fast tokenizers, which know where a token is in its text, got "
-                f"{type(self.tokenizer).__name__}."
-                for name in ("replace_unknown", "markup")
-                if getattr(self, name)
+                for name, reason in _NEEDS_TORCH.items()
+                if wanted[name]
             ]
         if faults:
             raise ValueError("\n".join(faults))
@@ -237,7 +206,7 @@ class Translator:
         cls,
         model_name_or_path: str | Sequence[str],
         *,
-        engine: EngineName = "auto",
+        engine: EngineName = "torch",
         dtype: str = "auto",
         trust_remote_code: bool = False,
         **settings: Any,
@@ -245,9 +214,8 @@ class Translator:
         """Loads model and tokenizer from a folder or the Hub, onto a GPU if there is one.
 
         Args:
-            model_name_or_path: For CTranslate2, an export of ours; several names: an ensemble.
-            engine: Library; `auto`: CTranslate2 where it is faster and finds the same (see
-                `reasons_for_torch`), else torch.
+            model_name_or_path: Several names: an ensemble.
+            engine: Library; `ctranslate2` takes a folder that `vanilla-transformer export` made.
             dtype: Dtype of the weights while they are used, such as `bfloat16`; `auto`: as saved,
                 or bfloat16 on a GPU that computes in it.
             trust_remote_code: Runs the code in the folder of a model of another architecture.
@@ -270,9 +238,7 @@ class Translator:
                     "The models of an ensemble must share one tokenizer, got another one in "
                     f"{name!r} than in {names[0]!r}. Train them with the same tokenizer."
                 )
-        loaded, config = load_engine(
-            engine, names, tokenizers.source, dtype=dtype, settings=settings, **loading
-        )
+        loaded, config = load_engine(engine, names, dtype=dtype, **loading)
         settings.setdefault("target_tokenizer", tokenizers.target)
         settings.setdefault("generation_config", config)
         return cls(loaded, tokenizers.source, **settings)
@@ -288,9 +254,8 @@ class Translator:
         """
         kept = ["search", "target_tokenizer", "source_language", "target_language"]
         kept += ["generation_config", "max_source_length", "split_sentences", "details"]
-        arguments = {name: getattr(self, name) for name in (*kept, "replace_unknown", "markup")}
+        arguments = {name: getattr(self, name) for name in kept}
         arguments["max_tokens_per_batch"] = self._budget
-        arguments["protect"] = ",".join(self.protect) or "none"
         return type(self)(self.engine, self.tokenizer, **arguments | settings)
 
     @property
@@ -305,7 +270,7 @@ class Translator:
 
     def translate(
         self,
-        lines: Iterable[str | MarkedPiece],
+        lines: Iterable[str],
         prefixes: str | Iterable[str] = "",
         *,
         first_line: int = 1,
@@ -321,7 +286,7 @@ class Translator:
         before the first unfinished line.
 
         Args:
-            lines: Text, or pieces of lines that `cut` returned.
+            lines: Text.
             prefixes: Text that translations begin with: one for all lines, or one for each. A
                 blank at its end is dropped. If the line is cut, its first piece has the prefix.
             first_line: Number of the first line, for warnings.
@@ -337,27 +302,9 @@ class Translator:
             )
         read = self._read(with_prefixes(iter(lines), prefixes), first_line)
         for window in _windows(read, has_next):
-            texts = self._translate_window(window)
-            for line in window:
-                yield join_parts(list(islice(texts, len(line.texts))), line.join)
+            yield from self._translate_window(window)
 
-    def cut(self, lines: Sequence[Line]) -> list[list[MarkedPiece]]:
-        """The pieces of each line that are translated separately, with the white space around them.
-
-        Args:
-            lines: Text, which may be marked; a piece that was cut stays as it is.
-        """
-        prefix = self.tokenizers.source_prefix
-        longest = self.max_source_length - len(prefix)
-        marked = [MarkedPiece(line) if isinstance(line, str) else line for line in lines]
-        whole = [with_items(line, self.protect, self.symbols) for line in marked if not line.parts]
-        texts = [line.text for line in whole]
-        cut = cut_lines(texts, self.tokenizer, longest, split_sentences=self.split_sentences)
-        parts = ([Piece(text, [*prefix, *ids]) for text, ids in row] for row in cut)
-        rows = map(marked_pieces, whole, parts)
-        return [[line] if line.parts else next(rows) for line in marked]
-
-    def _read(self, pairs: Iterator[tuple[Line, str]], first_line: int) -> Iterator[_Line]:
+    def _read(self, pairs: Iterator[tuple[str, str]], first_line: int) -> Iterator[_Line]:
         room = self.engine.last_position - len(self.search.opening([])) - 1
         for number, (line, begun) in enumerate(pairs, start=first_line):
             prefix = encode_prefix(begun, self.target_tokenizer, number)
@@ -367,69 +314,44 @@ class Translator:
                     f"writes at most {self.engine.last_position:.0f} tokens, got a prefix of "
                     f"{len(prefix)}. Shorten it."
                 )
-            if not (self.markup and isinstance(line, str)):
-                text = MarkedPiece(line) if isinstance(line, str) else line
-                yield _Line(number, len(line), [text], prefix)
-                continue
-            try:
-                texts, join = split_html(line)
-            except ValueError as error:
-                raise ValueError(f"Line {number:,}: {error}") from error
-            # A fragment without text has the translation of a blank line.
-            yield _Line(number, len(line), texts or [MarkedPiece("")], prefix, join)
+            yield _Line(number, without_surrogates(line), prefix)
 
-    def _translate_window(self, window: list[_Line]) -> Iterator[Translation]:
-        """The translation of each text of lines, in order; an error comes after those before it."""
-        texts = [
-            (line.number, text, [] if place else line.prefix)
-            for line in window
-            for place, text in enumerate(line.texts)
-        ]
-        rows = self.cut([text for _, text, _ in texts])
-        pieces: list[Piece] = []
-        for (number, _, prefix), row in zip(texts, rows, strict=True):
-            parts = [part for piece in row for part in piece.parts]
-            self._warn_of_cut(number, parts)
-            for part in parts[:1]:
-                part.prefix = prefix
-            pieces += parts
-        fault: Exception | None = None
-        try:
-            for batch in self._batches(pieces):
-                for part, translation in zip(batch, self._translate_batch(batch), strict=True):
-                    part.translation = translation
-        except Exception as error:
-            fault = error
-        finished, translations = [], []
-        for piece in chain.from_iterable(rows):
-            found = [part.translation for part in piece.parts if part.translation]
-            if len(found) < len(piece.parts):
-                break
-            finished.append(piece)
-            translations.append(join_parts(found or [self._blank(piece.text)]))
-        placed = place_marks(finished, translations, self.tokenizers, self.engine)
-        for (number, _, _), row in zip(texts, rows, strict=True):
-            ready = list(islice(placed, len(row)))
-            if len(ready) < len(row) and fault:
-                raise fault
-            if missing := sum(lacking for _, lacking in ready):
-                logger.warning(
-                    "Line %d: %d protected items were missing in the translation and are appended.",
-                    number,
-                    missing,
-                )
-            yield join_parts([translation for translation, _ in ready])
-
-    def _warn_of_cut(self, number: int, parts: list[Piece]) -> None:
-        """Warns of the line of this number if it has more parts than sentences."""
-        line = "".join(part.text for part in parts)
-        if len(parts) > 1 and len(parts) > len(sentences_of(line, self.split_sentences)):
+    def _cut(self, line: _Line, parts: list[Part]) -> list[Piece]:
+        """The pieces of a line; the first one begins with the prefix."""
+        tag = self.tokenizers.source_prefix
+        pieces = [Piece(text, [*tag, *ids]) for text, ids in parts]
+        for piece in pieces[:1]:
+            piece.prefix = line.prefix
+        if len(parts) > max(1, len(sentences_of(line.text, self.split_sentences))):
             logger.warning(
                 "Line %d is longer than %d tokens and is translated in %d pieces.",
-                number,
+                line.number,
                 self.max_source_length,
                 len(parts),
             )
+        return pieces
+
+    def _translate_window(self, window: list[_Line]) -> Iterator[Translation]:
+        """The translation of each line, in order; an error comes after those before it."""
+        parts = cut_lines(
+            [line.text for line in window],
+            self.tokenizer,
+            self.max_source_length - len(self.tokenizers.source_prefix),
+            split_sentences=self.split_sentences,
+        )
+        rows = [self._cut(line, texts) for line, texts in zip(window, parts, strict=True)]
+        fault: Exception | None = None
+        try:
+            for batch in self._batches(list(chain.from_iterable(rows))):
+                for piece, translation in zip(batch, self._translate_batch(batch), strict=True):
+                    piece.translation = translation
+        except Exception as error:
+            fault = error
+        for line, row in zip(window, rows, strict=True):
+            ready = [piece.translation for piece in row if piece.translation]
+            if fault and len(ready) < len(row):
+                raise fault
+            yield join_parts(ready or [self._blank(line.text)])
 
     def _blank(self, line: str) -> Translation:
         """The translation of a blank line: the line."""
@@ -464,35 +386,21 @@ class Translator:
         ]
         sources = [piece.source for piece in batch]
         prefixes = [piece.prefix for piece in batch]
-        found = self.engine.translate_batch(sources, prefixes, limits, self.search.of_candidates())
-        owners = [piece for piece, group in zip(batch, found, strict=True) for _ in group]
-        hypotheses = list(chain.from_iterable(found))
+        found = self.engine.translate_batch(sources, prefixes, limits, self.search)
         # Not all tokenizers count the codes of languages among their special tokens.
         first = len(self.search.opening([]))
-        ids = [hypothesis.tokens[first:] for hypothesis in hypotheses]
-        texts = texts_with_unknown(self.target_tokenizer, ids)
-        if self.replace_unknown:
-            engine = cast(TorchEngine, self.engine)
-            texts = with_source_words(texts, hypotheses, owners, self.tokenizers, engine)
-        decoded = zip(hypotheses, texts, strict=True)
-        chosen = []
-        for group in found:
-            candidates = list(islice(decoded, len(group)))
-            if self.search.mbr_candidates:
-                candidates = rank_by_utility(
-                    candidates, self.search.uncounted(prefixes[0]), self.search
-                )
-            chosen.append(candidates[: self.search.num_hypotheses])
-        details = self._details(batch, chosen) if self.details else repeat({})
+        details = self._details(batch, found) if self.details else repeat({})
         return [
             with_alternatives(
-                _within(piece.text, self._translation(*candidate, **one))
-                for candidate, one in zip(candidates, details, strict=False)
+                _within(piece.text, self._translation(hypothesis, first, **one))
+                for hypothesis, one in zip(hypotheses, details, strict=False)
             )
-            for piece, candidates in zip(batch, chosen, strict=True)
+            for piece, hypotheses in zip(batch, found, strict=True)
         ]
 
-    def _translation(self, hypothesis: Hypothesis, text: str, **details: Any) -> Translation:
+    def _translation(self, hypothesis: Hypothesis, first: int, **details: Any) -> Translation:
+        """The text of an output from the token at `first`."""
+        text = decode(self.target_tokenizer, hypothesis.tokens[first:])
         text, replaced = _LINE_SEPARATORS.subn(" ", text)
         unknown = unknown_id(self.tokenizers.target)
         return Translation(
@@ -505,13 +413,13 @@ class Translator:
         )
 
     def _details(
-        self, batch: list[Piece], chosen: list[list[tuple[Hypothesis, str]]]
+        self, batch: list[Piece], found: list[list[Hypothesis]]
     ) -> Iterator[dict[str, Any]]:
         """Tokens, their scores and alignments, from a teacher-forced pass over the outputs."""
         rows = [
             (piece.source, hypothesis)
-            for piece, candidates in zip(batch, chosen, strict=True)
-            for hypothesis, _ in candidates
+            for piece, hypotheses in zip(batch, found, strict=True)
+            for hypothesis in hypotheses
         ]
         passes = cast(TorchEngine, self.engine).force(
             [piece.source for piece in batch],
@@ -539,7 +447,7 @@ def _windows(lines: Iterator[_Line], has_next: Callable[[], bool]) -> Iterator[l
     try:
         for line in lines:
             window.append(line)
-            characters += line.characters
+            characters += len(line.text)
             is_full = len(window) == WINDOW_LINES or characters >= WINDOW_CHARACTERS
             if is_full or not has_next():
                 yield window

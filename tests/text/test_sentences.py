@@ -1,9 +1,11 @@
 # ruff: noqa: RUF001
 """Where sentences end: in many scripts, and not after abbreviations, numbers and quotations."""
 
+from pathlib import Path
+
 import pytest
 
-from vanilla_transformer_tools.translation.sentences import has_inner_end, split_line
+from vanilla_transformer_tools.text.sentences import has_inner_end, split_line
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,18 @@ from vanilla_transformer_tools.translation.sentences import has_inner_end, split
 def test_line_is_cut_after_its_sentences(sentences):
     assert split_line("".join(sentences)) == sentences
     assert has_inner_end("".join(sentences)) == (len(sentences) > 1)
+
+
+def test_lines_of_ten_languages_are_cut_where_a_person_cuts_them():
+    lines = Path(__file__).with_name("sentences.tsv").read_text(encoding="utf-8").splitlines()
+    marked = [line.split("\t")[1].split("|") for line in lines]
+
+    wrong = [
+        sentences
+        for sentences in marked
+        if [one.strip() for one in split_line(" ".join(sentences))] != sentences
+    ]
+
+    assert len(marked) == 100
+    # No rule knows that a Swedish street may end in `g.`.
+    assert wrong == [["Han bor på Storg. 5.", "Det är nära."]]

@@ -1,12 +1,10 @@
 """Search: its ranges, its defaults, and what is written beside a score."""
 
 import math
-from dataclasses import fields
 
 import pytest
 from transformers import GenerationConfig
 
-from vanilla_transformer_tools.settings import SearchSettings
 from vanilla_transformer_tools.translation import Search
 
 
@@ -30,11 +28,6 @@ from vanilla_transformer_tools.translation import Search
         ({"temperature": 0.5}, "need `do_sample`, got 0.5, 0 and 1.0 without it"),
         ({"max_extra_tokens": -1}, "`max_extra_tokens` must be between 0 and .*, got -1"),
         ({"max_extra_tokens": 10**30}, "`max_extra_tokens` must be between .*, got 1000000000"),
-        (
-            {"mbr_candidates": 2, "num_hypotheses": 3, "do_sample": True},
-            "`mbr_candidates` must be 0 or at least .*, got 2 and 3",
-        ),
-        ({"num_beams": 4, "mbr_candidates": 5}, "must be at most `num_beams`, got 5 and 4"),
     ],
 )
 def test_search_refuses_what_is_out_of_range_or_contradictory(settings, message):
@@ -71,36 +64,6 @@ def test_defaults_are_those_of_the_generation_config(config, settings, search):
     assert Search.of(config, **settings) == search
 
 
-def test_options_have_the_defaults_of_the_search():
-    options = SearchSettings()
-
-    # The model's generation config decides on the others.
-    decided = {"num_beams", "length_penalty"}
-    decided |= {"repetition_penalty", "no_repeat_ngram_size", "min_length"}
-    for field in fields(Search):
-        if field.name not in decided and hasattr(options, field.name):
-            assert getattr(options, field.name) == field.default, field.name
-    assert all(getattr(options, name) is None for name in decided)
-
-
-@pytest.mark.parametrize(
-    ("search", "candidates"),
-    [
-        (Search(3, num_hypotheses=2), Search(3, num_hypotheses=2)),
-        (
-            Search(4, 0.6, num_hypotheses=2, mbr_candidates=3),
-            Search(4, 0.6, num_hypotheses=3, scores=True),
-        ),
-        (
-            Search(do_sample=True, seed=7, mbr_candidates=8),
-            Search(do_sample=True, seed=7, num_hypotheses=8),
-        ),
-    ],
-)
-def test_search_for_candidates_finds_all_of_them(search, candidates):
-    assert search.of_candidates() == candidates
-
-
 @pytest.mark.parametrize(
     ("search", "words"),
     [
@@ -108,8 +71,8 @@ def test_search_for_candidates_finds_all_of_them(search, candidates):
         (Search(4, 0.6), "beam 4, length penalty 0.6"),
         (Search(do_sample=True, seed=5), "sampling, temperature 1.0, seed 5"),
         (
-            Search(do_sample=True, temperature=0.5, top_k=9, top_p=0.8, mbr_candidates=3),
-            "MBR (chrF) of 3 candidates, sampling, temperature 0.5, top_k 9, top_p 0.8, seed 0",
+            Search(do_sample=True, temperature=0.5, top_k=9, top_p=0.8, repetition_penalty=1.5),
+            "sampling, temperature 0.5, top_k 9, top_p 0.8, seed 0, repetition penalty 1.5",
         ),
     ],
 )

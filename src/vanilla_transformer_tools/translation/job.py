@@ -1,0 +1,374 @@
+"""A job of `translate`: lines in, rows out, and the record by which `--resume` knows the job."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from io import BufferedReader
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from transformers.utils import CONFIG_NAME
+
+from vanilla_transformer_tools import files
+from vanilla_transformer_tools.progress import line_progress
+from vanilla_transformer_tools.saved_folder import find_file, model_files, read_object
+from vanilla_transformer_tools.settings import TranslateSettings
+from vanilla_transformer_tools.translation.results import Translation
+from vanilla_transformer_tools.translation.streams import (
+    PipedLines,
+    alone,
+    file_lines,
+    opened_output,
+    typed_lines,
+)
+from vanilla_transformer_tools.translation.translator import WINDOW_LINES, Translator
+
+# Settings that change where the translations are, and how fast they come, but not the translations.
+_FREE_SETTINGS = {"output", "resume", "max_tokens_per_batch", "model"}
+_PACKAGE = "vanilla-transformer"
+
+
+@dataclass
+class Job:
+    """Lines to translate, and how much of them an output already has.
+
+    Attributes:
+        settings: Options of the command.
+        lines: Lines that are still to be translated.
+        prefixes: Text that their translations begin with: one for all, or one for each.
+        has_next: Whether another line is there now; if not, those before it are translated first.
+        total: Number of lines, if known.
+        first: Number of the first line in the input, from 1.
+        facts: Everything that the output depends on, for its record; None: no record is kept.
+        done: Number of lines that the output already has.
+        kept: Size of these lines in bytes.
+        found: Size of the output in bytes at planning, with an unfinished last line.
+    """
+
+    settings: TranslateSettings
+    lines: Iterator[str]
+    prefixes: str | Iterator[str]
+    has_next: Callable[[], bool]
+    total: int | None = None
+    first: int = 1
+    facts: dict[str, Any] | None = None
+    done: int = 0
+    kept: int = 0
+    found: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output already has all lines, and nothing else."""
+        return 0 < self.kept == self.found and self.done == self.total
+
+    def run(self, translator: Translator, count: Callable[[Translation], None]) -> None:
+        """Translates, and writes each line as soon as it is done.
+
+        Args:
+            translator: Translator of the models of the settings.
+            count: Called with each translation.
+
+        Raises:
+            ValueError: If another translation is writing to the output, it has changed since this
+                job was planned, or the engine that it was begun with is gone.
+            OSError: If the output can no longer be written; a file then ends in a complete line.
+        """
+        output = Path(self.settings.output) if self.settings.output else None
+        done = self.done
+        # Translations on a terminal are their own progress.
+        is_shown = bool(output) or not sys.stdout.isatty()
+        progress = line_progress("translate", self.total, self.done, is_shown=is_shown)
+        with opened_output(output, self.kept, self.found) as write, progress as advance:
+            if output and self.facts is not None:
+                self._write_record(output, translator.engine.name)
+            for translation in self._translations(translator):
+                rows = format_rows(translation, self.first + done, self.settings)
+                done += 1
+                write("".join(f"{row}\n" for row in rows).encode())
+                count(translation)
+                advance()
+        if self.total is not None and done != self.total:
+            raise ValueError(
+                "The input must not change while it is translated, got "
+                f"{done:,} lines instead of the {self.total:,} at the beginning. "
+                "Restore it, and continue with --output and --resume, or translate it anew."
+            )
+        if output and self.facts is not None and not self.settings.input:
+            record_path(output).unlink(missing_ok=True)
+
+    def _write_record(self, output: Path, engine: str) -> None:
+        facts = cast(dict[str, Any], self.facts)
+        if facts.setdefault("engine", engine) != engine:
+            raise ValueError(
+                f"{str(output)!r} must be continued with its engine, {facts['engine']}, got "
+                f"{engine}. Install what it was begun with, or delete it to translate anew."
+            )
+        files.write_lines(record_path(output), [json.dumps(facts, indent=2)])
+
+    def _translations(self, translator: Translator) -> Iterator[Translation]:
+        number = self.first + self.done
+        if self.settings.tag_column is None:
+            return translator.translate(
+                self.lines, self.prefixes, first_line=number, has_next=self.has_next
+            )
+        rows = tagged_lines(self.lines, self.settings.tag_column, number)
+        return translate_tagged(translator, rows, self.settings.prefix, number)
+
+
+def tagged_lines(lines: Iterator[str], column: int, number: int) -> Iterator[tuple[str, str]]:
+    """Text and target language of lines that are separated by tabs.
+
+    Args:
+        lines: The text is in the first column.
+        column: Column of the language, from 1.
+        number: Number of the first line, for the error.
+
+    Raises:
+        ValueError: If a line has no such column, or nothing in it.
+    """
+    for place, line in enumerate(lines, start=number):
+        columns = line.split("\t")
+        tag = columns[column - 1].strip() if column <= len(columns) else ""
+        if not tag:
+            raise ValueError(
+                f"Line {place:,} must have a target language in column {column}, its --tag_column, "
+                f"got {line!r:.60} with {len(columns)} columns."
+            )
+        yield columns[0], tag
+
+
+def translate_tagged(
+    translator: Translator, rows: Iterator[tuple[str, str]], prefix: str, first_line: int
+) -> Iterator[Translation]:
+    """Translations of lines into the language of each, in order.
+
+    Args:
+        translator: A translator of one of the languages, or of none.
+        rows: Text and target language of each line.
+        prefix: Text that every translation begins with.
+        first_line: Number of the first line, for warnings.
+    """
+    translators: dict[str, Translator] = {}
+    while window := list(islice(rows, WINDOW_LINES)):
+        found: dict[int, Translation] = {}
+        for tag in dict.fromkeys(tag for _, tag in window):
+            if tag not in translators:
+                translators[tag] = translator.changed(target_language=tag)
+            places = [place for place, (_, its_tag) in enumerate(window) if its_tag == tag]
+            texts = [window[place][0] for place in places]
+            results = translators[tag].translate(texts, prefix, first_line=first_line)
+            found |= zip(places, results, strict=True)
+        yield from (found[place] for place in range(len(window)))
+        first_line += len(window)
+
+
+def plan_translation(settings: TranslateSettings, texts: list[str]) -> Job:
+    """Opens the input and finds out how much of it is done; writes nothing yet.
+
+    Args:
+        settings: Options of the command.
+        texts: Lines given as arguments instead of standard input.
+
+    Raises:
+        ValueError: If a file is not UTF-8, or the output has text that is not of this job.
+        OSError: If a file cannot be read.
+    """
+    job = _open_lines(settings, texts)
+    output = Path(settings.output) if settings.output else None
+    # A job cannot continue in a device or a pipe.
+    if output and (output.is_file() or not output.exists()):
+        with alone(output):
+            job.facts = job_facts(settings)
+        path = record_path(output)
+        earlier = _read_record(path) if path.exists() else None
+        if output.exists() and output.stat().st_size:
+            _continue(job, output, earlier)
+    return job
+
+
+def _open_lines(settings: TranslateSettings, texts: list[str]) -> Job:
+    """A job with its lines and prefixes from the beginning."""
+    total = None
+    if settings.input:
+        # Read once before translating, so that bad bytes are reported now.
+        total = sum(1 for _ in file_lines(settings.input))
+        part = part_of(total, settings.shard)
+        shard = islice(file_lines(settings.input), part.start, part.stop)
+        job = Job(settings, shard, settings.prefix, lambda: True, len(part), part.start + 1)
+    elif texts:
+        total = len(texts)
+        job = Job(settings, iter(texts), settings.prefix, lambda: True, total)
+    elif sys.stdin.isatty():
+        job = Job(settings, typed_lines(), settings.prefix, lambda: False)
+    else:
+        pipe = PipedLines(cast(BufferedReader, sys.stdin.buffer))
+        lines = files.decode_lines(pipe, "standard input")
+        job = Job(settings, lines, settings.prefix, pipe.has_next)
+    if settings.prefix_file:
+        count = sum(1 for _ in file_lines(settings.prefix_file))
+        if total is not None and count != total:
+            raise ValueError(
+                f"There must be as many prefixes as lines, got {count:,} in "
+                f"{settings.prefix_file!r} and {total:,}. Give one for each line, or --prefix."
+            )
+        stop = None if job.total is None else job.first - 1 + job.total
+        job.prefixes = islice(file_lines(settings.prefix_file), job.first - 1, stop)
+    return job
+
+
+def part_of(total: int, shard: str | None) -> range:
+    """The lines of a shard, such as 3/64, from 0: all shards in order are all lines.
+
+    Raises:
+        ValueError: If the shard is not NUMBER/OF with a number from 1.
+    """
+    if shard is None:
+        return range(total)
+    number, _, count = shard.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(
+            f"--shard must be NUMBER/OF, such as 3/64, with a number from 1 to OF, got {shard!r}."
+        )
+    first, last = int(number) - 1, int(number)
+    return range(total * first // int(count), total * last // int(count))
+
+
+def job_facts(settings: TranslateSettings) -> dict[str, Any]:
+    """Everything that the lines of an output depend on, by their names in errors.
+
+    Raises:
+        OSError: If a file cannot be read.
+    """
+    values, models = asdict(settings), settings.model or []
+    values |= values.pop("search")
+    facts = {f"--{name}": values[name] for name in values.keys() - _FREE_SETTINGS}
+    # Files may be moved.
+    for name in ("input", "prefix_file"):
+        facts[f"--{name}"] = _checksum(values[name]) if values[name] else None
+    facts["--model"] = len(models)
+    for number, model in enumerate(models, start=1):
+        for file, checksum in _checksums(model).items():
+            facts[f"{file} of model {number}"] = checksum
+    return {_PACKAGE: version(_PACKAGE), **dict(sorted(facts.items()))}
+
+
+def _checksum(file: str | Path) -> str:
+    return f"SHA-256 {files.checksum(file):.16}"
+
+
+def _checksums(model: str) -> dict[str, str]:
+    """Checksum of each file of a model; or its commit on the Hub, if that can be reached."""
+    folder = Path(model)
+    if folder.is_dir():
+        return {
+            file.relative_to(folder).as_posix(): _checksum(file) for file in model_files(folder)
+        }
+    config = find_file(model, CONFIG_NAME)
+    # The cache has a folder for each commit.
+    return {} if config is None else {"commit": config.parent.name}
+
+
+def record_path(output: Path) -> Path:
+    """Path of the record of an output."""
+    return output.with_name(f"{output.name}.job.json")
+
+
+def _continue(job: Job, output: Path, earlier: dict[str, Any] | None) -> None:
+    """Leaves out the lines that an interrupted run of the job has written.
+
+    Raises:
+        ValueError: If the output is not of this job.
+    """
+    if earlier is None:
+        raise ValueError(
+            f"{str(output)!r} must have its record {record_path(output).name!r} next to it to be "
+            "continued, got none. Delete the output to translate again, or choose another file."
+        )
+    facts = cast(dict[str, Any], job.facts)
+    job.found = output.stat().st_size
+    job.done, job.kept = written_lines(output, job.settings)
+    # The engine is compared when it is loaded.
+    facts |= {"engine": earlier["engine"]} if "engine" in earlier else {}
+    if job.is_complete:
+        # It is the same whatever version looks at it.
+        earlier[_PACKAGE] = facts[_PACKAGE]
+    differences = [
+        f"{name} {facts.get(name, 'missing')} instead of {earlier.get(name, 'missing')}"
+        for name in sorted(facts.keys() | earlier.keys())
+        if facts.get(name) != earlier.get(name)
+    ]
+    if job.done > (job.total or 0):
+        differences.append(f"{job.done:,} lines in it instead of at most {job.total or 0:,}")
+    if differences:
+        raise ValueError(
+            f"{str(output)!r} must be continued by the job that began it, got "
+            f"{'; '.join(differences)}. Give the same ones, or delete it to translate again."
+        )
+    job.lines = islice(job.lines, job.done, None)
+    if not isinstance(job.prefixes, str):
+        job.prefixes = islice(job.prefixes, job.done, None)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = read_object(path)
+        if _PACKAGE not in record:
+            raise ValueError(f"no `{_PACKAGE}` in it")
+        return record
+    except ValueError as error:
+        raise ValueError(
+            f"{str(path)!r} must be the record of a translation, which is kept beside its output, "
+            f"got: {error}. Move the file, or choose another --output."
+        ) from error
+
+
+def written_lines(path: Path, settings: TranslateSettings) -> tuple[int, int]:
+    """Number of input lines of which an output has all rows, and their bytes."""
+    rows_per_line = 1 if settings.details else settings.n_best
+    lines = size = rows_size = 0
+    with path.open("rb") as file:
+        for number, row in enumerate(file, start=1):
+            if not row.endswith(b"\n"):
+                break
+            rows_size += len(row)
+            if number % rows_per_line == 0:
+                lines, size = lines + 1, rows_size
+    return lines, size
+
+
+def format_rows(
+    translation: Translation, number: int, settings: TranslateSettings
+) -> Iterator[str]:
+    """Output rows for one line of the input, without line ends.
+
+    Args:
+        translation: The best one, with its alternatives.
+        number: Number of the line in the input, counted from 1.
+        settings: With `scores` or several translations, a row has number, score and text,
+            separated by tabs, and blanks for the tabs of the text; with `details` it is one JSON
+            object with all translations.
+    """
+    if settings.details:
+        hypotheses = list(map(_describe, translation.ranked))
+        yield json.dumps({"line": number, "hypotheses": hypotheses}, ensure_ascii=False)
+        return
+    scores = settings.scores or settings.n_best > 1
+    for one in translation.ranked:
+        text = one.text.replace("\t", " ")
+        yield f"{number}\t{one.score:.4f}\t{text}" if scores else one.text
+
+
+def _describe(hypothesis: Translation) -> dict[str, object]:
+    return {
+        "text": hypothesis.text,
+        "score": None if hypothesis.score is None else round(hypothesis.score, 4),
+        "reached_limit": hypothesis.reached_limit,
+        "source_tokens": hypothesis.source_tokens,
+        "tokens": hypothesis.tokens,
+        "token_scores": [round(score, 4) for score in hypothesis.token_scores],
+        # The format of Pharaoh and fast_align.
+        "alignment": " ".join(f"{source}-{target}" for source, target in hypothesis.alignment),
+    }

@@ -1,0 +1,107 @@
+"""Loading what a translator needs: engines, and defaults from the record of a training."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.saved_folder import RUN_FILE, check_files, load_model, read_run
+from vanilla_transformer_tools.settings import EngineName
+from vanilla_transformer_tools.text.sentences import INNER_ENDS, MOST_INNER_ENDS
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
+from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
+from vanilla_transformer_tools.translation.generation_settings import refuse_torch_only, torch_only
+
+# Width D up to which CTranslate2 is several times as fast as torch on a CPU (docs/speed.md).
+_NARROW = 256
+
+
+def training_defaults(model_name_or_path: str) -> dict[str, Any]:
+    """Arguments of a `Translator` that follow from the record of a model's training.
+
+    Args:
+        model_name_or_path: Folder or Hub name.
+
+    Returns:
+        `max_source_length`, the training's `max_length`, None if there is no record; and
+        `split_sentences`, whether its lines were single sentences.
+
+    Raises:
+        ValueError: If the record is damaged.
+    """
+    run = read_run(model_name_or_path)
+    settings = run.get("settings", {})
+    length = settings.get("max_length") if isinstance(settings, dict) else settings
+    if length is not None and not isinstance(length, int):
+        raise ValueError(
+            f"{RUN_FILE} of {model_name_or_path!r} must hold `settings` with a whole number as "
+            f"`max_length`, got {length!r:.60}. Restore the file."
+        )
+    share = run.get(INNER_ENDS)
+    is_split = isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
+    return {"max_source_length": length, "split_sentences": is_split}
+
+
+def load_engine(
+    kind: EngineName, names: list[str], *, dtype: str, trust_remote_code: bool
+) -> tuple[Engine, GenerationConfig]:
+    """Loads what searches, onto a GPU if there is one, and the defaults of its searches.
+
+    Args:
+        kind: Library that searches.
+        names: Folders or Hub names of the models; several are an ensemble.
+        dtype: Dtype of the weights while they are used; `auto`: as saved.
+        trust_remote_code: Runs the code in the folder of a model of another architecture.
+
+    Raises:
+        ValueError: If a model is not whole, or several are given to CTranslate2.
+        ImportError: If CTranslate2 is asked for and is not installed.
+    """
+    if kind == "ctranslate2":
+        return _load_export(names, dtype)
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    loading = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    engine = TorchEngine(*(load_model(name, **loading).to(device) for name in names))
+    return engine, engine.model.generation_config
+
+
+def faster_export(engine: Engine, names: list[str]) -> str:
+    """A line with the commands that make a small model several times faster; else nothing."""
+    if not isinstance(engine, TorchEngine) or len(names) > 1 or engine.model.device.type != "cpu":
+        return ""
+    config = engine.model.config
+    if (
+        config.model_type != VanillaTransformerConfig.model_type
+        or config.d_model > _NARROW
+        or config.d_k
+        or config.d_v
+        or config.talking_heads
+        or torch_only(engine.model.generation_config)
+    ):
+        return ""
+    return (
+        "CTranslate2 translates this model several times faster: vanilla-transformer export "
+        f"--format ctranslate2 {names[0]} FOLDER, then --engine ctranslate2 --model FOLDER\n"
+    )
+
+
+def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig]:
+    """Loads a folder that our export made."""
+    if len(names) > 1:
+        raise ValueError(
+            f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
+            "Use the engine 'torch' for an ensemble."
+        )
+    check_files(names[0])
+    # First, because its errors explain what is wrong with a folder.
+    exported = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
+    config = GenerationConfig.from_pretrained(names[0])
+    refuse_torch_only(config)
+    if isinstance(config.eos_token_id, list) and len(config.eos_token_id) > 1:
+        raise ValueError(
+            "The engine 'ctranslate2' needs one `eos_token_id` in generation_config.json, got "
+            f"{config.eos_token_id}. Use the engine `torch`."
+        )
+    exported.patience = patience(config)
+    return exported, config
