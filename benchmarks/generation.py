@@ -50,7 +50,7 @@ from vanilla_transformer_tools.interop.marian import (
 )
 from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.starting_model import LENGTH_PENALTY
+from vanilla_transformer_tools.training.start import LENGTH_PENALTY
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engines import Hypothesis

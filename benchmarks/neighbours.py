@@ -20,7 +20,7 @@ from transformers import (
 
 from lab import Report, best_device, measure_alone, megabytes, seconds_of, speed_cells, take_turns
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer_tools.training.starting_model import compile_layers
+from vanilla_transformer_tools.training.start import compile_layers
 
 FAMILIES = {
     "vanilla": (VanillaTransformerConfig, VanillaTransformerForConditionalGeneration),
@@ -50,7 +50,7 @@ COMMON_FIELDS = (
     *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
 )
 TRAINING_COLUMNS = ("model", "tokens/s", "range", "speed", "TFLOP/s", "growth", "growth MB")
-TRAINING_COLUMNS += ("state MB", "peak MB", "start MB", "estimated MB")
+TRAINING_COLUMNS += ("state MB", "peak MB", "start MB")
 NEIGHBOURS = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "forced_eos_token_id": None}
 
 
@@ -184,18 +184,6 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def estimate(self) -> float | None:
-        """Bytes that `train` expects the largest batch to take, with the state; ours only."""
-        if not isinstance(self.model.config, VanillaTransformerConfig):
-            return None
-        # Imported late: contracts, which need no estimate, also hold without the fast files.
-        from vanilla_transformer_tools.training.plan import estimated_memory
-
-        is_half = self.dtype != torch.float32
-        memory = estimated_memory(self.model, self.model.device, is_half=is_half)
-        tokens = max(batch["input_ids"].numel() + batch["labels"].numel() for batch in self.cut)
-        return memory.fixed + tokens * memory.per_token
-
 
 def _run_steps(make: Callable[..., Training], *setting: Any) -> int:
     """Runs a round; returns the bytes of weights, gradients and Adam's moments."""
@@ -231,7 +219,6 @@ def compare_training(
     runs = {name: contender.run for name, contender in contenders.items()}
     seconds = take_turns(runs, rounds, warm_ups=1)
     flops = {name: training_flops(each.model.config, cut) for name, each in contenders.items()}
-    estimates = {name: each.estimate() for name, each in contenders.items()}
     # The processes need their memory.
     contenders.clear()
     runs.clear()
@@ -245,7 +232,6 @@ def compare_training(
         speeds = speed_cells(tokens, times, seconds[first])
         speeds += [f"{flops[name] / median(times) / 1e12:.3g}"]
         sizes = megabytes(growths[name], used.result, used.peak, used.start)
-        sizes += megabytes(estimates[name]) if estimates[name] else ["-"]
         report.row(name, *speeds, f"{growths[name] / growths[first]:.2f}", *sizes)
 
 

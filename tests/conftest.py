@@ -69,8 +69,6 @@ def pytest_collection_finish() -> None:
         memory.gc = SimpleNamespace(collect=lambda: None)
     if jinja2 := sys.modules.get("jinja2"):
         jinja2.Environment.compile = cache(jinja2.Environment.compile)
-    if training := sys.modules.get("vanilla_transformer_tools.training.run"):
-        training.plot_curves = lambda *_: None
     if reports := sys.modules.get("vanilla_transformer_tools.training.reports"):
         reports.TRIED_BATCHES = 2
 

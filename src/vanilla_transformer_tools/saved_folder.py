@@ -44,7 +44,6 @@ from vanilla_transformer_tools.files import (
 RUN_FILE = "run.json"
 LOG_FILE = "log.jsonl"
 # A picture of the log.
-CURVES_FILE = "curves.svg"
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
 

@@ -3,10 +3,9 @@
 Nothing here imports torch, so that `--help` answers immediately.
 """
 
-import re
 from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,13 +148,6 @@ class TrainSettings:
         "them, the last one is kept.",
         [],
     )
-    validation_sets: list[str] = _data(
-        "Further validation sets with scores of their own, each as NAME=SOURCE,TARGET or "
-        "NAME=PATH, with paths as for --validation. --validation decides which checkpoint is best; "
-        "NAME_bleu as --metric_for_best_model lets another set decide.",
-        [],
-        action="extend",
-    )
     data: str | None = _data(
         "Folder of the files of --train and --validation. Default: the current folder."
     )
@@ -272,8 +264,8 @@ class TrainSettings:
     )
     max_tokens_per_batch: int | None = _updates(
         "Source plus target tokens of a batch, padding included, over all processes together. A "
-        "run that is resumed keeps its number. Default: 8,192; on a GPU up to 50,000 for base and "
-        "big with a million pairs or more, if the memory holds them."
+        "run that is resumed keeps its number. Default: 8,192; on a GPU 50,000 for base and big "
+        "with a million pairs or more, or as many as the memory holds."
     )
     bpe_dropout: float = _updates(
         "Probability of skipping a merge when training text is segmented, again in each epoch "
@@ -312,12 +304,6 @@ class TrainSettings:
         "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
         "limit."
     )
-    finish_within: float | None = _length(
-        "Minutes within which the first Ctrl-C or SIGTERM ends the run as if it were complete: the "
-        "learning rate falls from where it is to 0, then the model is evaluated and saved. A "
-        "second signal stops after the current update. Default: off; the first signal stops after "
-        "the current update."
-    )
     early_stopping_patience: int | None = _length(
         "Number of evaluations without a better --metric_for_best_model after which training ends. "
         "Default: never."
@@ -351,7 +337,8 @@ class TrainSettings:
         f"Linear layers that LoRA adapts. Default: {' '.join(LORA_TARGET_MODULES)}.", nargs="+"
     )
     max_validation_pairs: int | None = _evaluation(
-        "Number of pairs of each validation set that are scored, from its beginning. Default: all."
+        "Number of validation pairs that are scored: a sample from all over them, in which each "
+        "file and language has its share, the same in each run. Default: all."
     )
     metrics: list[str] = _evaluation(
         "Scores of the validation pairs; see evaluate --help. The first decides which checkpoint "
@@ -377,46 +364,11 @@ class TrainSettings:
             for name in ("train", "validation"):
                 paths = [str(Path(self.data, path)) for path in getattr(self, name)]
                 object.__setattr__(self, name, paths)
-            sets = [
-                f"{name}={','.join(str(Path(self.data, path)) for path in paths)}"
-                for name, paths in _named_paths(self.validation_sets).items()
-            ]
-            object.__setattr__(self, "validation_sets", sets)
             # A copy with other settings has these paths already.
             object.__setattr__(self, "data", None)
         is_on_hub = len(self.train) == 1 and not Path(self.train[0]).exists()
         if is_on_hub and not self.dataset_tags:
             object.__setattr__(self, "dataset_tags", list(self.train))
-
-    @cached_property
-    def paths_of_validation(self) -> dict[str, list[str]]:
-        """Paths of each validation set by name, the set of `--validation` first.
-
-        Raises:
-            ValueError: If the form or the name of a further set is not possible.
-        """
-        first = {VALIDATION: self.validation} if self.validation else {}
-        return first | _named_paths(self.validation_sets)
-
-
-# A set's name and a score are joined with an underscore, and scores have such names already.
-_NO_NAMES = {VALIDATION, "exact", "codexglue", "samples", "steps", "model", *METRIC_TITLES}
-
-
-def _named_paths(sets: list[str]) -> dict[str, list[str]]:
-    """Paths of further validation sets by name."""
-    named = {}
-    for given in sets:
-        name, equals, paths = given.partition("=")
-        if not (equals and paths and re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name)):
-            raise ValueError(
-                f"--validation_sets takes NAME=SOURCE,TARGET, with letters, digits and hyphens in "
-                f"the name, got {given!r}."
-            )
-        if name in named or name in _NO_NAMES:
-            raise ValueError(f"--validation_sets needs another name for the set {given!r}.")
-        named[name] = paths.split(",")
-    return named
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from transformers import Seq2SeqTrainingArguments
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.model_card import write_model_card
-from vanilla_transformer_tools.training.plan import describe_run
+from vanilla_transformer_tools.training.record import describe_run
 
 from ..models import build_variant
 from ..plugin.test_remote_code import HUB_FILES

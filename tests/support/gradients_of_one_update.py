@@ -26,10 +26,9 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training import run
-from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.options import recipe
 from vanilla_transformer_tools.training.run import train
-from vanilla_transformer_tools.training.stopping import StopOnRequest
+from vanilla_transformer_tools.training.schedule import Schedule
 
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.
 SPLITS = [(16, 1), (4, 4), (2, 8)]
@@ -167,7 +166,7 @@ def write_corpus(folder: Path) -> None:
         (folder / side).write_text("".join(f"{line}\n" for line in lines))
 
 
-def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
+def updates_until_stop(folder: Path, stop: Schedule) -> int:
     """Number of updates that training makes until `stop` ends it."""
     model = build_model(label_smoothing=0.0)
     trainer = Seq2SeqTrainer(
@@ -184,8 +183,6 @@ def updates_until_stop(folder: Path, stop: StopOnRequest) -> int:
 def main() -> None:
     """Writes what the tests compare with a single process."""
     folder = Path(sys.argv[1])
-    # Drawing takes longer than training.
-    run.plot_curves = lambda *_: None
     gradients = {
         (split, smoothing): gradients_of_one_update(folder, split, smoothing)
         for split, smoothing in SHARED
@@ -201,10 +198,9 @@ def train_and_stop(folder: Path, rank: int) -> None:
     train_on_token_batches(folder, folder / "model")
 
     # The signal of a Ctrl-C need not reach all processes, and their clocks differ.
-    stop, finish = (StopOnRequest(TrainSettings(finish_within=each)) for each in (None, 0.0))
-    stop.interrupted = finish.asked = rank == 1
-    updates = [updates_until_stop(folder, end) for end in (stop, finish)]
-    torch.save(updates, folder / f"updates-{rank}.pt")
+    stop = Schedule(TrainSettings())
+    stop.interrupted = rank == 1
+    torch.save(updates_until_stop(folder, stop), folder / f"updates-{rank}.pt")
 
 
 if __name__ == "__main__":

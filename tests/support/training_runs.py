@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.recipe import recipe
+from vanilla_transformer_tools.training.options import recipe
 
 SIZES = [
     "d_model=32",
@@ -63,7 +63,7 @@ def run_training(
     from vanilla_transformer_tools.training.run import train
 
     changed = build_settings(corpus, **settings or {})
-    return train(changed, build_arguments(changed, folder, **arguments))
+    return train(changed, build_arguments(changed, folder, **arguments), given=["bf16"])
 
 
 def training_options(corpus: Path, *sizes: str) -> list[Any]:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
 from vanilla_transformer import fast_vanilla_transformer
-from vanilla_transformer_tools.training.starting_model import compile_layers
+from vanilla_transformer_tools.training.start import compile_layers
 
 from ..models import Batch, Model, build_variant, gradients
 

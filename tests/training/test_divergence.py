@@ -53,26 +53,23 @@ def test_losses_are_looked_at_after_each_update_or_together_on_a_gpu(device, upd
     refusal = pytest.raises(DivergedError, match=f"the loss of update {update} is not finite")
 
     with refusal if is_seen else nullcontext():
-        TokenBatchTrainer._check_losses(trainer)
+        TokenBatchTrainer.check_losses(trainer)
 
     assert [math.isnan(log["loss"]) for log in logs] == [True] * is_seen
 
 
-def test_any_validation_loss_that_is_not_finite_is_an_error(corpus, tmp_path, monkeypatch):
-    evaluate_set = TokenBatchTrainer._evaluate_set
+def test_validation_loss_that_is_not_finite_is_an_error(corpus, tmp_path, monkeypatch):
+    evaluate = TokenBatchTrainer.evaluation_loop
 
-    def spoil_second_set(trainer, *args, prefix, **kwargs):
-        output = evaluate_set(trainer, *args, prefix=prefix, **kwargs)
-        if prefix == "eval_two":
-            output.metrics["eval_two_loss"] = math.inf
+    def spoil(trainer, *args, **kwargs):
+        output = evaluate(trainer, *args, **kwargs)
+        output.metrics["eval_loss"] = math.inf
         return output
 
-    monkeypatch.setattr(TokenBatchTrainer, "_evaluate_set", spoil_second_set)
-    files = ",".join(str(corpus / f"validation.{side}") for side in ("de", "en"))
-    settings = {"validation_sets": [f"two={files}"], "max_validation_pairs": 1}
+    monkeypatch.setattr(TokenBatchTrainer, "evaluation_loop", spoil)
 
     with pytest.raises(DivergedError, match="validation loss after update 1 is not finite"):
-        run_training(corpus, tmp_path, settings, max_steps=1)
+        run_training(corpus, tmp_path, {"max_validation_pairs": 1}, max_steps=1)
 
 
 def spoil_after(updates, monkeypatch):

@@ -14,9 +14,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import fast_layers_vanilla_transformer as cpu
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.averaging import MOVING_AVERAGE_FILE
 from vanilla_transformer_tools.training.run import train
-from vanilla_transformer_tools.training.starting_model import choose_parameters, merge_adapter
+from vanilla_transformer_tools.training.start import choose_parameters, merge_adapter
 from vanilla_transformer_tools.translation import Translator
 
 from ..models import Model, source_of
@@ -179,7 +178,7 @@ def test_frozen_weights_stay_the_same_to_the_last_bit(corpus, base, tmp_path, ca
     frozen = {name for name in before if torch.equal(before[name], after[name])}
     expected = {name for name in before if name.startswith(("model.encoder.", "model.shared."))}
     assert frozen == expected
-    averaged = load_file(next(tmp_path.glob("checkpoint-*")) / MOVING_AVERAGE_FILE)
+    averaged = load_file(next(tmp_path.glob("checkpoint-*")) / "moving_average.safetensors")
     assert averaged.keys() == before.keys() - frozen
     count = sum(before[name].numel() for name in averaged)
     run = read_json(tmp_path / "run.json")

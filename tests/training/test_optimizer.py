@@ -17,7 +17,7 @@ from vanilla_transformer_tools.training.optimizer import (
     muon_and_adam,
     orthogonalized,
 )
-from vanilla_transformer_tools.training.recipe import check_settings
+from vanilla_transformer_tools.training.rules import check_settings
 
 from ..models import build_variant
 from ..support.training_runs import (

@@ -5,125 +5,93 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from datasets import Dataset
-from torch import Tensor
 from transformers import Seq2SeqTrainingArguments
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
-from vanilla_transformer_tools.evaluation import bleu_tokenizers
+from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.files import checksum
-from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import find_disclosures
-from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
-from vanilla_transformer_tools.training import auto_settings
-from vanilla_transformer_tools.training import plan as module
-from vanilla_transformer_tools.training.plan import (
-    PLANNED_SHARE,
-    choose_batch_size,
-    describe_run,
-    estimated_memory,
-    plan_run,
-)
-from vanilla_transformer_tools.training.recipe import recipe
-from vanilla_transformer_tools.training.starting_model import NEW
+from vanilla_transformer_tools.training import plan as planning
+from vanilla_transformer_tools.training import record as module
+from vanilla_transformer_tools.training.corpus import Facts
+from vanilla_transformer_tools.training.minutes import Decision
+from vanilla_transformer_tools.training.options import recipe
+from vanilla_transformer_tools.training.plan import Machine, RunPlan, default_batch, plan_run
+from vanilla_transformer_tools.training.record import describe_run, record_of
 
-from ..models import build_variant
-from ..support.pretended_device import OnDevice, move, pretended_device, put
 from ..support.training_runs import build_arguments
 
-TOKYO = "\u6771\u4eac"
-PAIRS = Dataset.from_dict({"source": ["a b. C d."] + ["a"] * 4, "target": [TOKYO] * 5})
+FACTS = Facts(pairs=5, inner_ends=0.0, without_letter=0.0)
 
 
-def corpus_of(**sets: Dataset) -> Corpus:
-    """Five training pairs, and validation sets."""
-    return Corpus(FilteredPairs(PAIRS, (), np.zeros(5, np.uint8)), sets, lambda: iter(()))
-
-
-def plan(folder: Path, *, previous=None, corpus=None, given=(), arguments=None, **settings):
+def plan(folder: Path, *, previous=None, facts=FACTS, arguments=None, **changes) -> RunPlan:
     """The plan of a run in a folder; `previous` is the record of the one that it resumes."""
-    ours = TrainSettings(**settings)
+    of_plan = {name: changes.pop(name) for name in ("machine", "stats", "given") if name in changes}
+    ours = TrainSettings(**changes)
     of_trainer = build_arguments(ours, folder, **arguments or {})
-    checkpoint = None
-    if previous is not None:
-        checkpoint = folder / "checkpoint-7"
-        (folder / "run.json").write_text(json.dumps(previous))
-    return plan_run(ours, of_trainer, corpus or corpus_of(), NEW, checkpoint, given)
+    checkpoint = None if previous is None else folder / "checkpoint-7"
+    return plan_run(ours, of_trainer, facts, checkpoint=checkpoint, previous=previous, **of_plan)
 
 
 def test_record_is_that_of_the_plan(tmp_path):
     made = plan(tmp_path, arguments={"label_smoothing_factor": 0.2})
 
-    assert made.record["settings"] == dataclasses.asdict(made.settings)
-    assert (
-        made.record["settings"]["max_tokens_per_batch"]
-        == made.settings.max_tokens_per_batch
-        == 8192
-    )
-    assert made.record["arguments"]["label_smoothing_factor"] == 0.2
+    record = record_of(made, {})
+    assert record["settings"] == dataclasses.asdict(made.settings)
+    assert record["settings"]["max_tokens_per_batch"] == 8192
+    assert record["arguments"]["label_smoothing_factor"] == 0.2
+    assert record["sources_without_letters"] == 0.0
+    assert record["first_update"] == 0
     assert made.batch_reason == ""
-    assert made.record["first_update"] == 0
 
 
-@pytest.mark.parametrize(("lines", "hint"), [(6, ""), (7, " if told to")])
-def test_lines_of_several_sentences_are_counted(tmp_path, lines, hint):
-    sources = ["Ja. Nein."] * lines + ["Ja."] * (300 - lines)
-    pairs = Dataset.from_dict({"source": sources, "target": sources})
-    filtered = FilteredPairs(pairs, (), np.zeros(300, np.uint8))
+@pytest.mark.parametrize(("share", "hint"), [(0.02, ""), (0.021, " if told to")])
+def test_what_the_text_shows_is_described(tmp_path, share, hint):
+    facts = Facts(300, share, 0.0, validation_pairs=9, bleu=BleuTokenizer("zh", "Chinese"))
 
-    made = plan(tmp_path, corpus=Corpus(filtered, {}, lambda: iter(())))
+    lines = list(plan(tmp_path, facts=facts, validation=["v"], max_validation_pairs=5).describe())
 
-    assert made.record["lines_of_several_sentences"] == round(lines / 300, 4)
-    words = f"{lines / 300:.1%} of the sources have more than one; translate cuts lines by sentence"
-    assert f"sentences   {words}{hint}" in list(made.describe())
+    words = f"{share:.1%} of the sources have more than one; translate cuts lines by sentence"
+    assert f"sentences   {words}{hint}" in lines
+    assert "validation  5 of 9 pairs, from all over them" in lines
+    assert "BLEU        tokenizer zh: Chinese" in lines
+    stream = plan(tmp_path, facts=Facts(None, share, 0.0))
+    assert f"{share:.1%} of the first sources" in "".join(stream.describe())
 
 
 # What --minutes chooses
 
-RULES = {
-    "preset": lambda *_: ("small", "much text"),
-    "dropout": lambda *_: (0.2, "some passes"),
-    "metrics": lambda *_: (["wer", "per"], "symbols"),
-    "max_tokens_per_batch": lambda *_: (5000, "about 9 updates"),
-    "warmup_steps": lambda *_: (11, "a tenth"),
-    "eval_steps": lambda *_: (5, "twelve times"),
+CHOSEN = {
+    "preset": "small",
+    "dropout": 0.2,
+    "metrics": ["wer", "per"],
+    "max_tokens_per_batch": 5000,
+    "warmup_steps": 11,
+    "eval_steps": 5,
 }
 
 
 @pytest.fixture
 def rules(monkeypatch):
-    monkeypatch.setattr(module, "measure", lambda *_: None)
-    monkeypatch.setattr(auto_settings, "RULES", RULES)
+    def decide(stats, settings, tokenizers, given):
+        left = {name: value for name, value in CHOSEN.items() if name not in given}
+        return tuple(Decision(name, value, "much text") for name, value in left.items())
 
-
-@pytest.mark.usefixtures("rules")
-@pytest.mark.parametrize("minutes", [None, 1.0])
-def test_arguments_of_the_caller_stay_as_they_are(tmp_path, minutes):
-    settings = TrainSettings(validation=["v"], metrics=["wer"], minutes=minutes)
-    arguments = build_arguments(settings, tmp_path)
-    before = arguments.to_dict()
-
-    decided = plan_run(settings, arguments, corpus_of()).arguments
-
-    assert arguments.to_dict() == before != decided.to_dict()
+    monkeypatch.setattr(planning, "decide", decide)
 
 
 @pytest.mark.usefixtures("rules")
 def test_decisions_reach_settings_arguments_and_the_defaults_that_follow(tmp_path):
-    sets = {"validation": Dataset.from_dict({"source": ["a"], "target": ["b"]})}
-    text = {"validation": ["v.de", "v.en"], "corpus": corpus_of(**sets)}
+    given = TrainSettings(validation=["v"], minutes=1.0, config=["d_model=64"], metrics=["wer"])
+    arguments = build_arguments(given, tmp_path)
+    before = arguments.to_dict()
 
-    made = plan(tmp_path, minutes=1.0, config=["d_model=64"], **text)
+    made = plan_run(given, arguments, FACTS, stats=object())
 
+    # The caller's stay as they are.
+    assert arguments.to_dict() == before != made.arguments.to_dict()
     settings, arguments = made.settings, made.arguments
     assert (settings.preset, settings.config) == ("small", ["d_model=64", "dropout=0.2"])
     assert settings.max_tokens_per_batch == 5000
@@ -131,16 +99,17 @@ def test_decisions_reach_settings_arguments_and_the_defaults_that_follow(tmp_pat
     assert (arguments.eval_steps, arguments.save_steps) == (5, 5)
     assert arguments.metric_for_best_model == "wer"
     assert not arguments.greater_is_better
-    assert [decision["option"] for decision in made.record["decisions"]] == list(RULES)
+    assert [each["option"] for each in record_of(made, {})["decisions"]] == list(CHOSEN)
     assert "chosen      --preset small: much text" in made.describe()
 
 
 @pytest.mark.usefixtures("rules")
 def test_given_options_stay_and_defaults_of_the_chosen_preset_do_not(tmp_path):
     of_small = recipe(TrainSettings(preset="small"))["learning_rate"]
+    given = {"minutes": 1.0, "stats": object()}
 
-    free = plan(tmp_path, minutes=1.0, arguments={"learning_rate": 5e-3})
-    kept = plan(tmp_path, minutes=1.0, arguments={"learning_rate": 7.0}, given=("learning_rate",))
+    free = plan(tmp_path, arguments={"learning_rate": 5e-3}, **given)
+    kept = plan(tmp_path, arguments={"learning_rate": 7.0}, given=["learning_rate"], **given)
 
     assert free.arguments.learning_rate == of_small
     assert kept.arguments.learning_rate == 7.0
@@ -148,21 +117,38 @@ def test_given_options_stay_and_defaults_of_the_chosen_preset_do_not(tmp_path):
 
 
 @pytest.mark.usefixtures("rules")
-def test_resumed_run_keeps_all_decisions_on_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "measure", lambda *_: pytest.fail("measured again"))
-    monkeypatch.setattr(auto_settings, "RULES", {})
+def test_resumed_run_keeps_all_decisions_on_record(tmp_path):
     recorded = [{"option": "vocab_size", "value": 77, "reason": "few"}]
+    resumed = {"previous": {"decisions": recorded}, "minutes": 1.0, "resume": True}
 
-    made = plan(tmp_path, previous={"decisions": recorded}, minutes=1.0, resume=True)
-    other = plan(
-        tmp_path, previous={"decisions": recorded}, minutes=1.0, resume=True, given={"vocab_size"}
-    )
+    made, other = plan(tmp_path, **resumed), plan(tmp_path, given={"vocab_size"}, **resumed)
 
     assert (made.settings.vocab_size, other.settings.vocab_size) == (77, 10_000)
-    assert other.record["decisions"] == recorded
+    assert record_of(other, resumed["previous"])["decisions"] == recorded
 
 
-# The size of the batches
+# What the machine and an earlier part of a run decide
+
+
+@pytest.mark.parametrize(
+    ("is_faster", "recorded", "given", "expected"),
+    [
+        (False, None, (), False),
+        (True, None, (), True),
+        (True, None, ("bf16",), False),
+        # A busy machine may measure otherwise when a run is resumed.
+        (False, True, (), True),
+        (True, False, (), False),
+    ],
+)
+def test_bf16_is_decided_once(tmp_path, is_faster, recorded, given, expected):
+    previous = None if recorded is None else {"arguments": {"bf16": recorded}}
+
+    made = plan(tmp_path, machine=Machine("cpu", is_faster), previous=previous, given=given)
+
+    assert made.arguments.bf16 is expected
+    assert made.arguments.mixed_precision == ("bf16" if expected else "no")
+    assert plan(tmp_path, machine=Machine("cuda", True)).arguments.bf16 is False
 
 
 def test_resumed_run_keeps_its_batches(tmp_path):
@@ -171,38 +157,54 @@ def test_resumed_run_keeps_its_batches(tmp_path):
     made = plan(tmp_path, previous=previous)
 
     assert made.settings.max_tokens_per_batch == 7000
-    assert made.record["first_update"] == 7
+    assert record_of(made, previous)["first_update"] == 7
+    other = plan(tmp_path, previous=previous, max_tokens_per_batch=400)
     with pytest.raises(ValueError, match="--max_tokens_per_batch was 7000, got 400"):
-        plan(tmp_path, previous=previous, max_tokens_per_batch=400)
+        record_of(other, previous)
 
 
-@pytest.mark.usefixtures("rules")
-def test_batch_that_a_rule_chose_must_fit_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "free_memory", lambda device: 1)
+@pytest.mark.parametrize(
+    ("settings", "accumulated", "pairs", "tokens"),
+    [
+        # Section 5.1 of the paper, whose rates these presets have.
+        ({"preset": "big"}, 1, 1_000_000, 50_000),
+        ({"preset": "base"}, 1, None, 50_000),
+        ({"preset": "base"}, 2, 1_000_000, 25_000),
+        ({"preset": "base"}, 16, 1_000_000, 8192),
+        ({"preset": "base"}, 1, 999_999, 8192),
+        ({"preset": "small"}, 1, 1_000_000, 8192),
+        # Its rate was not found with the paper's batch.
+        ({"preset": "base", "init_from": "a"}, 1, 1_000_000, 8192),
+    ],
+)
+def test_gpu_gets_the_batch_that_the_rate_belongs_to(settings, accumulated, pairs, tokens):
+    chosen, reason = default_batch(TrainSettings(**settings), "cuda", accumulated, pairs)
 
-    made = plan(tmp_path, minutes=1.0, max_length=20)
-
-    assert made.settings.max_tokens_per_batch == 80
-    line = "batch       80 tokens, because 5,000 do not fit 0.0 GB of free memory, by estimate"
-    assert line in list(made.describe())
+    assert chosen == tokens
+    assert ("50,000 an update as in the paper" in reason) == (tokens > 8192)
+    assert default_batch(TrainSettings(**settings), "cpu", accumulated, pairs) == (8192, "")
 
 
-# The learning rate of fine-tuning
+# Fine-tuning
 
 
 @pytest.mark.parametrize(("peft", "rate"), [(None, 1e-4), ("lora", 1e-3)])
-def test_saved_model_is_fine_tuned_at_a_low_rate_and_the_plan_says_so(tmp_path, peft, rate):
+def test_saved_model_is_fine_tuned_at_a_low_rate_and_scored_before(tmp_path, peft, rate):
     settings = {"init_from": "runs/opus", "peft": peft}
     defaults = {"learning_rate": rate, "warmup_steps": 100}
     line = f"rate        {rate:g} after 100 updates of warm-up"
 
-    lines = [*plan(tmp_path, arguments=defaults, **settings).describe()]
+    made = plan(tmp_path, arguments=defaults, validation=["v"], **settings)
     others = [*plan(tmp_path, arguments=defaults | {"warmup_steps": 9}, **settings).describe()]
 
     assert recipe(TrainSettings(**settings)).items() >= defaults.items()
-    assert lines[0] == f"{line}, the defaults with --init_from"
+    assert next(made.describe()) == f"{line}, the defaults with --init_from"
     assert others[0] == line.replace("100", "9")
     assert not any(line.startswith("rate") for line in plan(tmp_path).describe())
+    assert made.with_start
+    assert made.arguments.eval_on_start
+    resumed = plan(tmp_path, previous={}, validation=["v"], **settings)
+    assert (resumed.with_start, resumed.arguments.eval_on_start) == (True, False)
 
 
 # Scores
@@ -227,174 +229,19 @@ def test_checkpoints_are_averaged_by_default_if_scores_can_compare(
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "zh"),
-        ({"language": ["de", "ja"]}, "char"),
-        ({"target_language": "ja"}, "char"),
-        ({"validation": ["v.de", "v.ja"]}, "char"),
-        ({"bleu_tokenize": "intl"}, "intl"),
-        ({"pretokenized": True}, "none"),
-    ],
-)
-def test_bleu_tokenizer_is_that_of_the_target_language(tmp_path, changes, expected, monkeypatch):
-    monkeypatch.setattr(bleu_tokenizers, "_is_usable", lambda name: name in ("char", "zh", "13a"))
-
-    made = plan(tmp_path, corpus=corpus_of(validation=PAIRS), **{"validation": ["v.tsv"]} | changes)
-
-    assert made.bleu_tokenizers["validation"].name == expected
-    assert made.record["bleu_tokenizers"]["validation"]["name"] == expected
-
-
-@pytest.mark.parametrize(
     ("metric", "expected", "greater"),
-    [
-        ("bleu", "chrf", True),
-        ("eval_bleu", "chrf", True),
-        ("wer", "wer", False),
-        ("news_bleu", "news_bleu", True),
-    ],
+    [("bleu", "chrf", True), ("eval_bleu", "chrf", True), ("wer", "wer", False)],
 )
 def test_chrf_decides_where_no_tokenizer_fits(tmp_path, metric, expected, greater):
-    tokenizers = {
-        "validation": {"name": "char", "reason": "mixed", "fits": False},
-        "news": {"name": "zh", "reason": "Chinese", "fits": True},
-    }
     made = plan(
         tmp_path,
-        previous={"bleu_tokenizers": tokenizers},
-        corpus=corpus_of(validation=PAIRS, news=PAIRS),
+        facts=Facts(5, 0.0, 0.0, bleu=BleuTokenizer("char", "mixed", fits=False)),
         validation=["v"],
         arguments={"metric_for_best_model": metric},
     )
 
     assert made.arguments.metric_for_best_model == expected
     assert made.arguments.greater_is_better == greater
-
-
-# The size of the batches on a GPU: what fits its memory
-
-GIGABYTE = 10**9
-CUDA = torch.device("cuda")
-
-
-def model_of(preset):
-    """A model without values."""
-    with torch.device("meta"):
-        config = VanillaTransformerConfig(**PRESETS[preset].config(), vocab_size=10_000)
-        return VanillaTransformerForConditionalGeneration(config)
-
-
-def choose(
-    monkeypatch,
-    gigabytes,
-    *,
-    accumulated=1,
-    processes=1,
-    pairs=1_000_000,
-    device=CUDA,
-    **settings: Any,
-):
-    """The choice for a GPU with so much free memory."""
-    free = round(gigabytes * GIGABYTE)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
-    arguments = SimpleNamespace(
-        device=torch.device(device),
-        gradient_accumulation_steps=accumulated,
-        world_size=processes,
-        bf16=True,
-        fp16=False,
-    )
-    settings = TrainSettings(**settings)
-    config = model_of(settings.preset).config
-    return choose_batch_size(settings, arguments, config, pairs)
-
-
-@pytest.mark.parametrize(
-    ("settings", "tokens"),
-    [
-        # Section 5.1 of the paper, whose rates these presets have.
-        ({"preset": "big"}, 50_000),
-        ({"preset": "base", "pairs": None}, 50_000),
-        ({"preset": "base", "accumulated": 2}, 25_000),
-        ({"preset": "base", "accumulated": 16}, 8192),
-        ({"preset": "base", "pairs": 999_999}, 8192),
-        ({"preset": "small"}, 8192),
-        # Its rate was not found with the paper's batch.
-        ({"preset": "base", "init_from": "a"}, 8192),
-    ],
-)
-def test_large_gpu_gets_the_batch_that_the_rate_belongs_to(monkeypatch, settings, tokens):
-    chosen, reason = choose(monkeypatch, 80, **settings)
-
-    assert chosen == tokens
-    assert ("50,000 an update as in the paper" in reason) == (tokens > 8192)
-    assert reason.endswith(" fit the GPU's memory")
-
-
-@pytest.mark.parametrize(
-    ("settings", "passes", "copies"),
-    [
-        ({"preset": "big"}, 1, 0),
-        ({"preset": "base", "r_drop": 5.0}, 2, 0),
-        ({"preset": "base", "moving_average": 0.9}, 1, 1),
-    ],
-)
-def test_small_gpu_gets_what_fits(monkeypatch, settings, passes, copies):
-    tokens, reason = choose(monkeypatch, 9, **settings)
-
-    model = model_of(settings["preset"])
-    memory = estimated_memory(model, CUDA, is_half=True, passes=passes, copies=copies)
-    planned = PLANNED_SHARE * 9 * GIGABYTE - memory.fixed
-    assert tokens % 1000 == 0
-    assert 0 < tokens * memory.per_token <= planned
-    assert (tokens + 1000) * memory.per_token > planned
-    assert reason == "because 50,000 do not fit 9.0 GB of free memory, by estimate"
-
-
-@pytest.mark.parametrize(
-    ("settings", "tokens"), [({}, 1024), ({"max_length": 640}, 2560), ({"processes": 4}, 4096)]
-)
-def test_gpu_without_room_gets_the_fewest_tokens_that_hold_all_pairs(monkeypatch, settings, tokens):
-    assert choose(monkeypatch, 0.5, preset="big", **settings)[0] == tokens
-
-
-def test_processes_share_what_fits_the_fullest_gpu(monkeypatch):
-    monkeypatch.setattr(module, "gather_object", lambda free: [*free, 4 * GIGABYTE, free[0] + 1])
-    tokens, reason = choose(monkeypatch, 6, preset="base", processes=3)
-
-    # Each has a copy of the gradients.
-    memory = estimated_memory(model_of("base"), CUDA, is_half=True, copies=1)
-    room = 3 * ((PLANNED_SHARE * 4 * GIGABYTE - memory.fixed) / memory.per_token)
-    assert tokens == room // 1000 * 1000
-    assert "4.0 GB" in reason
-
-
-def test_estimate_is_near_what_a_step_keeps_for_its_backward_pass():
-    sizes = {"d_model": 64, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256}
-    model = build_variant(**sizes, dropout=0.1, encoder_layers=1, decoder_layers=4).train()
-    ids = torch.randint(3, 37, (8, 6), generator=torch.Generator().manual_seed(0))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, OnDevice):
-            kept[tensor.on_cpu.untyped_storage().data_ptr()] = tensor.on_cpu
-        return tensor
-
-    with pretended_device():
-        move(model)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(**put(batch))
-        weights = {one.on_cpu.untyped_storage().data_ptr() for one in model.parameters()}
-    bytes_kept = sum(
-        tensor.untyped_storage().nbytes()
-        for address, tensor in kept.items()
-        if address not in weights
-    )
-
-    estimate = estimated_memory(model, torch.device("cpu"), is_half=False).per_token
-    assert 0.6 * estimate < bytes_kept / (2 * ids.numel()) < 1.1 * estimate
 
 
 # What a run is made from

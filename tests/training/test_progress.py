@@ -1,6 +1,5 @@
-"""What a run reports: one bar on a terminal, one line elsewhere, a log, and its curves."""
+"""What a run reports: one bar on a terminal, one line elsewhere, and a log."""
 
-import json
 import logging
 import math
 import re
@@ -16,10 +15,9 @@ from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.reports import (
     JsonLinesLog,
     Progress,
-    plot_curves,
     read_log,
 )
-from vanilla_transformer_tools.training.stopping import StopOnRequest
+from vanilla_transformer_tools.training.schedule import Schedule
 
 from ..support.terminal import terminal
 from ..support.training_runs import training_options
@@ -38,7 +36,7 @@ class Run:
         defaults = {"disable_tqdm": False, "should_log": True, "gradient_accumulation_steps": 2}
         defaults |= {"metric_for_best_model": "bleu"}
         self.arguments = SimpleNamespace(**defaults | arguments)
-        self.stop = StopOnRequest(TrainSettings())
+        self.stop = Schedule(TrainSettings())
         self.stack = ExitStack()
         data = SimpleNamespace(tokens=600, batches=3, is_corpus=is_corpus)
         self.progress = Progress(data, self.stop, self.stack)
@@ -198,19 +196,11 @@ def log(tmp_path, monkeypatch):
     return pass_time
 
 
-def test_share_of_time_outside_of_updates_is_told_by_the_main_process(log, tmp_path):
-    log(50, "on_step_begin")  # what comes before the first update is no part of it
-    log(6, "on_optimizer_step")
-    log(3, "on_step_begin")
-    log(10, "on_optimizer_step")
+def test_log_is_written_by_the_main_process(log, tmp_path):
     log(1, "on_log", logs={"loss": 2.0})
-    log(1, "on_step_begin")
-    log(4, "on_optimizer_step")
-    log(0, "on_log", logs={"loss": 1.0})
     log(1, "on_log", state=TrainerState(is_world_process_zero=False), logs={"loss": 1.0})
 
-    rows = read_log(tmp_path / "log.jsonl")
-    assert [report["outside_step"] for report in rows] == [4 / 20, 1 / 5]
+    assert [report["loss"] for report in read_log(tmp_path / "log.jsonl")] == [2.0]
 
 
 def test_numbers_that_are_not_finite_are_read_as_they_were(log, tmp_path):
@@ -235,32 +225,3 @@ def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, mo
     assert log.minutes == 5
     assert JsonLinesLog(path, first_update=0).minutes == 0
     assert not path.exists()
-
-
-def drawn_points(picture):
-    """Points of each line of the picture, as they are in its file; ticks and frames left out."""
-    paths = re.findall(r'<path d="([^"]*)" clip-path[^>]*stroke-linecap: square', picture)
-    return [
-        [tuple(map(float, point)) for point in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", path)]
-        for path in paths
-    ]
-
-
-def test_curves_show_losses_score_and_learning_rate(tmp_path):
-    rows = [
-        {"minutes": 0.5, "loss": 5.0, "learning_rate": 0.001},
-        {"minutes": 1.0, "loss": 3.0, "learning_rate": 0.002},
-        {"minutes": 1.1, "eval_loss": 4.0, "eval_bleu": 10.0},
-        {"minutes": 1.5, "loss": 2.0, "learning_rate": 0.001},
-        {"minutes": 2.1, "eval_loss": 3.0, "eval_bleu": 20.0},
-    ]
-    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
-
-    path = plot_curves(tmp_path, "bleu")
-
-    assert path == tmp_path / "curves.svg"
-    loss, validation, bleu, rate = drawn_points(path.read_text())
-    assert [len(curve) for curve in (loss, validation, bleu, rate)] == [3, 2, 2, 3]
-    # The y axis of the picture points downwards.
-    assert loss[0][1] < loss[1][1] < loss[2][1]
-    assert bleu[1][1] < bleu[0][1]

@@ -19,7 +19,6 @@ from vanilla_transformer_tools.saved_folder import FILES_FILE
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.checkpoints import (
     check_free,
-    check_optimizer,
     claimed,
     close_checkpoint,
     closed_checkpoints,
@@ -27,9 +26,9 @@ from vanilla_transformer_tools.training.checkpoints import (
     failed_writes_named,
     find_checkpoint,
 )
-from vanilla_transformer_tools.training.plan import continued_record, describe_run
+from vanilla_transformer_tools.training.record import continued_record, describe_run
 from vanilla_transformer_tools.training.reports import read_log
-from vanilla_transformer_tools.training.stopping import StopOnRequest, StoppedBySignalError
+from vanilla_transformer_tools.training.schedule import Schedule, StoppedBySignalError
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 from ..support.commands import command_server
@@ -115,23 +114,10 @@ def test_oldest_checkpoints_are_deleted(tmp_path, limit, best, kept):
         checkpoint.mkdir()
         os.utime(checkpoint, (1000 + second / 10, 1000 + second / 10))
 
-    best = best and str(tmp_path / f"checkpoint-{best}")
+    best = best and tmp_path / f"checkpoint-{best}"
     delete_oldest(tmp_path / "checkpoint-6", limit, best)
 
     assert checkpoints_of(tmp_path) == kept
-
-
-@pytest.mark.parametrize("was_sharded", [False, True])
-def test_run_is_resumed_under_fsdp_if_it_began_so(make, was_sharded):
-    folder = make(9)
-    if was_sharded:
-        (folder / "optimizer.pt").rename(folder / "optimizer.bin")
-
-    check_optimizer(folder, was_sharded)
-
-    before, now = ("with", "without") if was_sharded else ("without", "with")
-    with pytest.raises(ValueError, match=f"checkpoint-9 {before} FSDP, .* got a run {now} it"):
-        check_optimizer(folder, not was_sharded)
 
 
 # The run goes on
@@ -198,13 +184,11 @@ def test_checkpoint_that_is_written_anew_does_not_count_meanwhile(corpus, folder
     assert [path.name for path in closed_checkpoints(folder)][-1] == "checkpoint-4"
 
 
-@pytest.mark.parametrize(
-    ("save_strategy", "saved"), [("steps", "checkpoint-2"), ("no", "")], ids=["checkpoint", "model"]
-)
-def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy, saved):
+@pytest.mark.parametrize("save_strategy", ["steps", "no"], ids=["checkpoint", "model"])
+def test_full_disk_is_named_while_saving(corpus, tmp_path, save_strategy):
     folder = tmp_path / "run"
 
-    named = re.escape(f"Saving into {folder / saved} failed: ")
+    named = re.escape(f"Saving into {folder} failed: ")
     with small_files(120_000), pytest.raises(OSError, match=f"{named}.*File too large"):
         run_updates(corpus, folder, 2, save_strategy=save_strategy)
 
@@ -220,7 +204,7 @@ def test_best_checkpoint_that_has_changed_is_not_loaded(corpus, tmp_path, monkey
         if state.global_step == 3:
             flip_bit(tmp_path / "checkpoint-2" / "model.safetensors")
 
-    monkeypatch.setattr(StopOnRequest, "on_step_end", damage)
+    monkeypatch.setattr(Schedule, "on_step_end", damage)
     # Otherwise the last checkpoint, whose loss would be lower, would be the best.
     scored = {"eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.0}
     scored |= {"save_strategy": "steps", "save_steps": 2}
@@ -306,11 +290,6 @@ def losses_of(folder):
     return [(report["step"], report["loss"]) for report in reports if "loss" in report]
 
 
-def rates_of(folder):
-    reports = read_log(folder / "log.jsonl")
-    return [report["learning_rate"] for report in reports if "learning_rate" in report]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_resumed_run_is_bit_equal_when_it_was_killed_three_times(corpus, tmp_path):
@@ -377,9 +356,9 @@ def test_every_setting_may_change_or_is_refused(record):
         continued_record(record, {**record, "settings": others})
 
     assert {name for name in others if f"--{name} was" not in str(error.value)} == {
-        *("data", "resume", "minutes", "max_minutes", "finish_within", "average_last"),
+        *("data", "resume", "minutes", "max_minutes", "average_last"),
         "early_stopping_patience",
-        *("metrics", "validation_sets", "language", "dataset_tags", "license"),
+        *("metrics", "language", "dataset_tags", "license"),
     }
 
 
@@ -525,7 +504,7 @@ def test_no_average_is_tried_after_a_signal_to_another_process(
     corpus, tmp_path, monkeypatch, capsys
 ):
     settings = {"average_last": 2, "moving_average": 0.5}
-    monkeypatch.setattr(StopOnRequest, "is_interrupted", lambda *_: True)
+    monkeypatch.setattr(Schedule, "is_interrupted", lambda *_: True)
 
     folder = run_training(corpus, tmp_path, settings, num_train_epochs=2)
 
@@ -535,38 +514,13 @@ def test_no_average_is_tried_after_a_signal_to_another_process(
     assert "moving average" not in said
 
 
-@pytest.mark.usefixtures("disturbed")
-def test_signal_finishes_a_run_that_was_asked_to(corpus, tmp_path, monkeypatch, capsys):
-    settings = {"finish_within": 0.015, "max_validation_pairs": 2}
-    given = {"lr_scheduler_type": "constant", "logging_steps": 1}
-
-    run_training(corpus, tmp_path, settings, max_steps=10**5, **given)
-
-    run = read_json(tmp_path / "run.json")
-    assert run["finished_on_request"]
-    assert 3 <= run["updates"] < 10**5
-    assert checkpoints_of(tmp_path)[-1] == run["updates"]
-    assert "validation" in read_json(tmp_path / "results.json")
-    rates = rates_of(tmp_path)
-    assert rates[0] == 1e-2
-    assert rates[-1] < 8e-3
-    assert f"The model is in {tmp_path}" in capsys.readouterr().out
-    # The schedule is the one from before the signal.
-    monkeypatch.undo()
-    updates = run["updates"] + 2
-    run_training(corpus, tmp_path, settings | {"resume": True}, max_steps=updates, **given)
-    assert read_json(tmp_path / "run.json")["updates"] == updates
-    assert not read_json(tmp_path / "run.json")["finished_on_request"]
-    assert rates_of(tmp_path)[-1] == 1e-2
-
-
 @pytest.mark.usefixtures("outlived")
 def test_second_signal_ends_at_once_with_the_model_saved(corpus, tmp_path, monkeypatch):
     def press_twice(*args, **kwargs):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(StopOnRequest, "on_step_end", press_twice)
+    monkeypatch.setattr(Schedule, "on_step_end", press_twice)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     with pytest.raises(StoppedBySignalError) as error:

@@ -99,8 +99,7 @@ def test_training_gives_the_same_model_and_scores_on_two_processes(tmp_path, of_
 def test_all_processes_stop_together_when_one_is_interrupted(of_two_processes):
     updates = [torch.load(of_two_processes / f"updates-{rank}.pt") for rank in range(2)]
 
-    # The second run finishes after the update at which all know of the signal.
-    assert updates == [[1, 2], [1, 2]]
+    assert updates == [1, 1]
 
 
 # The unmodified `Seq2SeqTrainer`

@@ -15,11 +15,10 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.evaluation.metrics import score
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.sharing.model_card import record_results
-from vanilla_transformer_tools.text.filters import read_corpus
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training import build
 from vanilla_transformer_tools.training import run as training
-from vanilla_transformer_tools.training.averaging import average_checkpoints
-from vanilla_transformer_tools.training.reports import plot_curves
+from vanilla_transformer_tools.training.finish import average_checkpoints
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
 
@@ -47,9 +46,7 @@ def model_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A model that was trained for six epochs and translates half right."""
     # Batches of validation whose translations are of unequal length.
     given = {"num_train_epochs": 6, "seed": SEED, "per_device_eval_batch_size": 7}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "plot_curves", plot_curves)
-        return run_training(corpus, tmp_path_factory.mktemp("model"), **given)
+    return run_training(corpus, tmp_path_factory.mktemp("model"), **given)
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +83,10 @@ def test_folder_holds_what_loading_and_repeating_need_and_nothing_pickled(model_
         *("config.json", "generation_config.json", "model.safetensors"),
         *("tokenizer.json", "tokenizer_config.json"),
         *("configuration_vanilla_transformer.py", "modeling_vanilla_transformer.py"),
-        *("README.md", "run.json", "log.jsonl", "results.json", "curves.svg"),
+        *("README.md", "run.json", "log.jsonl", "results.json"),
     }
     suffixes = {Path(name).suffix for name in files}
-    assert suffixes == {".json", ".jsonl", ".safetensors", ".md", ".py", ".svg"}
+    assert suffixes == {".json", ".jsonl", ".safetensors", ".md", ".py"}
     assert all(name.startswith("checkpoint-") for name in folders)
     # The weights of checkpoints, too, can be read by whoever can read the rest.
     weights = list(model_folder.rglob("model.safetensors"))
@@ -145,7 +142,7 @@ def run_scored(corpus, tmp_path, monkeypatch):
     def run(bleu, epochs, **settings):
         other = score(["a"], ["a"])
         scores = iter([other | {"bleu": value} for value in bleu])
-        monkeypatch.setattr(training, "scorer", lambda *_: lambda prediction: next(scores))
+        monkeypatch.setattr(build, "scorer", lambda *_: lambda prediction: next(scores))
         given = {"max_validation_pairs": 1, "average_last": 1, "max_tokens_per_batch": 4000}
         settings = given | settings
         run_training(corpus, tmp_path, settings, num_train_epochs=epochs)
@@ -246,9 +243,7 @@ def test_moving_average_weighs_each_update_by_its_age(corpus, tmp_path):
     assert "moving_average.safetensors" in read_json(folders[-1] / "files.json")
 
 
-def test_only_the_first_validation_pairs_are_scored_and_all_are_kept_out_of_training(
-    corpus, tmp_path
-):
+def test_some_validation_pairs_are_scored_and_all_are_kept_out_of_training(corpus, tmp_path):
     leaky = [tmp_path / f"train.{language}" for language in ("de", "en")]
     for path in leaky:
         train_text, held_out = (
@@ -273,7 +268,7 @@ def test_threads_are_chosen_once_before_the_plan(corpus, tmp_path, monkeypatch):
     counted = []
     cores = SimpleNamespace(use=lambda: counted.append(len(counted)))
     monkeypatch.setattr(training, "IdleCores", lambda: cores)
-    monkeypatch.setattr(training, "plan_run", lambda *_: counted.append("plan") or 1 / 0)
+    monkeypatch.setattr(training, "plan_run", lambda *_, **named: counted.append("plan") or 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         run_training(corpus, tmp_path, UNVALIDATED, max_steps=2, save_strategy="no")
@@ -380,53 +375,3 @@ def test_fine_tuning_starts_from_the_weights_sizes_and_tokenizers_of_the_saved_m
     losses = [report["loss"] for report in read_log(folder) if "loss" in report]
     # Labels of another vocabulary would be news to the model.
     assert read_log(tmp_path)[-1]["train_loss"] < losses[0] - 1
-
-
-# Further validation sets
-
-CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002"
-
-
-@pytest.fixture
-def chinese(tmp_path):
-    """A validation set with Chinese targets, as paths of its two files."""
-    paths = [tmp_path / "news.de", tmp_path / "news.txt"]
-    for path, line in zip(paths, ("eins zwei", CHINESE), strict=True):
-        path.write_text(f"{line}\n" * 3, encoding="utf-8")
-    return ",".join(map(str, paths))
-
-
-def test_each_validation_set_has_scores_of_its_own(corpus, tmp_path, capsys, chinese):
-    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
-    sets = [f"news={chinese}", f"known={pair}"]
-    settings = {"validation_sets": sets, "average_last": 2, "max_validation_pairs": 5}
-    given = {"num_train_epochs": 2, "metric_for_best_model": "news_bleu"}
-
-    run_training(corpus, tmp_path / "run", settings | {"max_tokens_per_batch": 4000}, **given)
-
-    reports = [report for report in read_log(tmp_path / "run") if "eval_loss" in report]
-    assert len(reports) == 2
-    for report in reports:
-        assert report["eval_lines"] == report["eval_known_lines"] == 5
-        assert report["eval_news_lines"] == 3
-        assert len({report[f"eval_{name}loss"] for name in ("", "news_", "known_")}) == 3
-    results = read_json(tmp_path / "run/results.json")
-    assert list(results) == ["validation", "news", "known"]
-    assert not any(name.startswith(("news", "known")) for name in results["validation"])
-    assert "|tok:zh|" in results["news"]["bleu_signature"]
-    assert "|tok:13a|" in results["known"]["bleu_signature"]
-    card = (tmp_path / "run/README.md").read_text(encoding="utf-8")
-    assert "### news\n" in card
-    assert "; tokenizer zh: the references are Chinese\n" in card
-    out = capsys.readouterr().out
-    assert "BLEU        tokenizer 13a: the references have blanks" in out
-    assert "BLEU        news, tokenizer zh: the references are Chinese" in out
-    assert f"news loss {reports[0]['eval_news_loss']:.3f}  bleu " in out
-
-
-def test_further_sets_are_kept_out_of_training(corpus, tmp_path):
-    pair = ",".join(str(corpus / f"train.{language}") for language in ("de", "en"))
-    settings = build_settings(corpus, validation_sets=[f"news={pair}"], filter_overlap=[])
-
-    with pytest.raises(ValueError, match="got all 300 dropped: overlap 300"):
-        read_corpus(settings)

@@ -158,10 +158,10 @@ def _trainer_parser(prog: str, words: list[str], settings: TrainSettings) -> Par
     """Parser of Trainer's options, with the defaults of a run that has these settings of ours."""
     from transformers import Seq2SeqTrainingArguments
 
-    from vanilla_transformer_tools.training.recipe import in_step, recipe
+    from vanilla_transformer_tools.training.options import consistent_defaults, recipe
 
     parser = Parser(Seq2SeqTrainingArguments, prog=prog, add_help=False, allow_abbrev=False)
     values, _ = parser.parse_known_args(words)
     given = {name: getattr(values, name) for name in options_among(words, parser)}
-    parser.set_defaults(**in_step(recipe(settings), given))
+    parser.set_defaults(**consistent_defaults(recipe(settings), given))
     return parser

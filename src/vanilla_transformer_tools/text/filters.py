@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import regex
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.settings import TrainSettings
@@ -107,12 +107,12 @@ class Corpus:
 
     Attributes:
         filtered: Training pairs; of a stream only the first ones.
-        validation: Pairs of each validation set by name; that of `--validation` comes first.
+        validation: Validation pairs; None without any.
         read: Begins a pass over the training pairs, which a stream does again and again.
     """
 
     filtered: FilteredPairs
-    validation: dict[str, Dataset]
+    validation: Dataset | None
     read: Callable[[], Iterator[tuple[str, ...]]]
 
 
@@ -123,12 +123,11 @@ def read_corpus(settings: TrainSettings) -> Corpus:
         ValueError: If the pairs cannot be read, or the filters drop all.
         OSError: If a file cannot be read.
     """
-    validation = {
-        name: load_pairs(parallel_text(settings, paths, settings.validation_split))
-        for name, paths in settings.paths_of_validation.items()
-    }
-    joined = concatenate_datasets(list(validation.values())) if validation else None
-    rules = drop_rules(settings, joined)
+    validation = None
+    if settings.validation:
+        text = parallel_text(settings, settings.validation, settings.validation_split)
+        validation = load_pairs(text)
+    rules = drop_rules(settings, validation)
     text = parallel_text(settings, settings.train, settings.train_split)
     # Of a stream only what the tokenizer learns from is stored.
     pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)

@@ -1,15 +1,19 @@
 """The folder of a run: whose it is, and its checkpoints, each closed by a list of its files."""
 
 import json
+import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 from safetensors import SafetensorError
-from transformers import TrainerState
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
@@ -17,7 +21,6 @@ from transformers.utils import CONFIG_NAME
 from vanilla_transformer_tools.files import locked, names_below, share_weights, write_lines
 from vanilla_transformer_tools.saved_folder import (
     CARD_FILE,
-    CURVES_FILE,
     FILES_FILE,
     LOG_FILE,
     RESULTS_FILE,
@@ -26,18 +29,20 @@ from vanilla_transformer_tools.saved_folder import (
     describe_files,
     differs,
     read_object,
+    write_run,
 )
-from vanilla_transformer_tools.text.filters import DROPPED_FILE
+from vanilla_transformer_tools.text.filters import DROPPED_FILE, Corpus
 
 # Folder of the adapter that a run trained, beside the merged model.
 ADAPTER_FOLDER = "adapter"
 
+_AVERAGE_FILE = "moving_average.safetensors"
+
 # Marks a checkpoint that an early stop saved between the planned ones.
 INTERIM_FILE = "interim"
 
-# Beginning of the names of the optimizer's state, and its file under FSDP.
+# Beginning of the names of the optimizer's state.
 _OPTIMIZER_STATE = "optimizer"
-_SHARDED_OPTIMIZER_STATE = "optimizer.bin"
 
 # Beginning of the names of the weights: one file, or shards and their index.
 _WEIGHTS = "model"
@@ -47,7 +52,6 @@ _EARLY_FILES = (RUN_FILE, LOG_FILE, DROPPED_FILE)
 _LATE_FILES = (
     CARD_FILE,
     RESULTS_FILE,
-    CURVES_FILE,
     TARGET_FOLDER,
     ADAPTER_FOLDER,
     "generation_config.json",
@@ -82,8 +86,11 @@ def failed_writes_named(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Tokenizers have no class of errors of their own.
-        if not isinstance(error, (SafetensorError, RuntimeError)) and type(error) is not Exception:
+        # Tokenizers have no class of errors of their own; torch names the writer of its archives.
+        is_of_torch = isinstance(error, RuntimeError) and re.search(
+            "inline_container|Writer", str(error)
+        )
+        if not (isinstance(error, SafetensorError) or is_of_torch or type(error) is Exception):
             raise
         raise OSError(
             f"Saving into {folder} failed: {error}. Check that the disk has room for two more "
@@ -107,26 +114,6 @@ def with_intact_weights(checkpoints: Sequence[Path]) -> list[Path]:
     return intact
 
 
-def check_optimizer(checkpoint: Path, is_sharded: bool) -> None:
-    """Rejects resuming with FSDP a run that began without it, and the other way round.
-
-    Args:
-        checkpoint: Has the state of an optimizer.
-        is_sharded: Whether this run divides the model among processes.
-
-    Raises:
-        ValueError: If the state is of the other kind.
-    """
-    was_sharded = (checkpoint / _SHARDED_OPTIMIZER_STATE).is_file()
-    if was_sharded != is_sharded:
-        before, now = ("with" if flag else "without" for flag in (was_sharded, is_sharded))
-        raise ValueError(
-            f"--resume continues {checkpoint.name} {before} FSDP, as it was trained, got a run "
-            f"{now} it. Launch it as before, with any number of processes, or train in another "
-            "folder, with --init_from this checkpoint."
-        )
-
-
 def delete_unclosed(folder: Path) -> None:
     """Removes checkpoints whose saving was interrupted."""
     for checkpoint in _checkpoints(folder):
@@ -134,7 +121,7 @@ def delete_unclosed(folder: Path) -> None:
             shutil.rmtree(checkpoint)
 
 
-def delete_oldest(last: Path, limit: int | None, best: str | None) -> None:
+def delete_oldest(last: Path, limit: int | None, best: Path | None) -> None:
     """Deletes checkpoints of a run that are no longer needed; the best and the last one stay.
 
     Those are the checkpoints of early stops, which a run that continued would not have, and the
@@ -144,9 +131,9 @@ def delete_oldest(last: Path, limit: int | None, best: str | None) -> None:
     Args:
         last: The checkpoint that was saved last.
         limit: Number of checkpoints that may stay; None or 0: all.
-        best: Path of the best one.
+        best: The best one.
     """
-    kept = {last, *([Path(best)] if best else [])}
+    kept = {last, *([best] if best else [])}
     checkpoints = _checkpoints(last.parent)
     deleted = [path for path in checkpoints if (path / INTERIM_FILE).is_file() and path != last]
     if limit:
@@ -198,6 +185,45 @@ def _damage(checkpoint: Path, prefix: str = "") -> str | None:
         if differs(checkpoint / name, files[name]):
             return f"its {name} has other bytes than were saved"
     return None
+
+
+class MovingAverage(TrainerCallback):
+    """Exponential moving average of the weights: decay * old + (1 - decay) * new at each update.
+
+    It begins with the weights of the first update, whose share after n more is decay^n. Each
+    checkpoint has a file of it.
+
+    Args:
+        decay: Share of the old average that stays; 0.999 looks back on about 1,000 updates.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, *_: Any, model: nn.Module, **kwargs: Any
+    ) -> None:
+        """Copies the model, with the average from the checkpoint of a resumed run."""
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
+        if state.global_step:
+            folder = checkpoint_folder(Path(args.output_dir), state.global_step)
+            self.average.module.load_state_dict(load_file(folder / _AVERAGE_FILE), strict=False)
+            # At 0 it would begin anew.
+            self.average.n_averaged.fill_(state.global_step)
+
+    def on_step_end(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
+        """Adds the weights of an update."""
+        self.average.update_parameters(model)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The average by name; tied tensors once, frozen ones not at all."""
+        parameters = self.average.module.named_parameters()
+        return {name: weight.detach() for name, weight in parameters if weight.requires_grad}
+
+    def save(self, checkpoint: Path) -> None:
+        """Puts the average into the folder of a checkpoint."""
+        save_file(self.weights, checkpoint / _AVERAGE_FILE)
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -275,4 +301,28 @@ def claimed(folder: Path) -> Iterator[None]:
         "choose another folder."
     )
     with locked(folder / _LOCK_FILE, fault):
+        yield
+
+
+@contextmanager
+def opened_run(
+    folder: Path, checkpoint: Path | None, record: Mapping[str, Any], corpus: Corpus
+) -> Iterator[None]:
+    """Claims the folder of a run, and writes the facts that are known before training.
+
+    Args:
+        folder: Folder of the run.
+        checkpoint: Checkpoint from which it is resumed; None for a new run.
+        record: What `run.json` says before the first update.
+        corpus: The text, whose dropped pairs are listed.
+    """
+    is_main = PartialState().is_main_process
+    with claimed(folder) if is_main else nullcontext():
+        if is_main:
+            if not checkpoint:
+                # Another run may have finished here while the pairs were read.
+                check_free(folder)
+            delete_unclosed(folder)
+            write_run(folder, record)
+            corpus.filtered.write_dropped(folder)
         yield

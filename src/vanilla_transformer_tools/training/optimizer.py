@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer
 
 from vanilla_transformer.layers_vanilla_transformer import Attention
-from vanilla_transformer_tools.training.processes import divided_like, gathered
 
 # Row counts and column counts of the matrices that a parameter consists of.
 Cuts = tuple[tuple[int, ...], tuple[int, ...]]
@@ -52,7 +51,7 @@ class MuonAndAdam(Optimizer):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.adam, self.dtype = adam, dtype
-        # In the order of the parameters, which FSDP replaces.
+        # In the order of the parameters.
         self.cuts = [*matrices.values()]
         group = {"params": [*matrices], "lr": lr, "weight_decay": weight_decay}
         super().__init__([*adam.param_groups, group], {})
@@ -77,8 +76,8 @@ class MuonAndAdam(Optimizer):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             average = state["momentum_buffer"].lerp_(parameter.grad, 1 - _MOMENTUM)
-            # Nesterov's momentum. Each process needs whole matrices, which FSDP divides.
-            update = gathered(parameter.grad.lerp(average, _MOMENTUM))
+            # Nesterov's momentum.
+            update = parameter.grad.lerp(average, _MOMENTUM)
             updates.append((parameter, update))
             for matrix in cut_up(update, *cuts):
                 alike[matrix.shape].append(matrix)
@@ -88,7 +87,7 @@ class MuonAndAdam(Optimizer):
                 matrix.copy_(step)
         for parameter, update in updates:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(divided_like(update, parameter), alpha=-group["lr"])
+            parameter.add_(update, alpha=-group["lr"])
 
 
 def cut_up(stacked: Tensor, rows: Sequence[int], columns: Sequence[int]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Output of a run: a forecast of sizes, memory and time, then progress, a log and its curves.
+"""Output of a run: a forecast of sizes, memory and time, then progress and a log.
 
 Progress is one bar on a terminal, and one line a report in a file or a pipe.
 """
@@ -8,7 +8,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -24,17 +24,15 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.evaluation.metrics import METRICS
-from vanilla_transformer_tools.figures import new_figure, save_figure
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.progress import bar_on_terminal, duration
-from vanilla_transformer_tools.saved_folder import CURVES_FILE, LOG_FILE
 from vanilla_transformer_tools.settings import VALIDATION
 from vanilla_transformer_tools.text.token_ids import unknown_strings
 from vanilla_transformer_tools.text.training_data import TrainingData
-from vanilla_transformer_tools.training.averaging import metric_of
-from vanilla_transformer_tools.training.plan import hardware
-from vanilla_transformer_tools.training.recipe import dtype_of_products
-from vanilla_transformer_tools.training.stopping import StopOnRequest
+from vanilla_transformer_tools.training.options import dtype_of_products
+from vanilla_transformer_tools.training.ranking import metric_of
+from vanilla_transformer_tools.training.record import hardware
+from vanilla_transformer_tools.training.schedule import Schedule
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 _NOT_FINITE = ("nan", "inf", "-inf")
@@ -50,7 +48,7 @@ _NAMED = 5
 def forecast(
     trainer: TokenBatchTrainer, first_update: int, minutes_left: float | None = None
 ) -> Iterator[str]:
-    """Describes a run before its first update; a model that is not sharded tries some batches.
+    """Describes a run before its first update, after some batches that are tried.
 
     Args:
         trainer: Ready to train.
@@ -58,12 +56,6 @@ def forecast(
         minutes_left: Minutes until the end; None: the number of updates decides.
     """
     yield from _sizes(trainer)
-    if trainer.is_sharded:
-        yield (
-            f"sharded     {trainer.args.world_size} processes divide the model when training "
-            "begins, so no batches are tried for memory and time"
-        )
-        return
     arguments, data = trainer.args, trainer.data
     # In epochs, or what a stream has in their place.
     length = arguments.gradient_accumulation_steps / data.batches
@@ -143,14 +135,7 @@ def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
         while len(seconds) < 2 or (
             sum(seconds[1:]) < SECONDS_OF_TRIAL and len(seconds) < TRIED_BATCHES
         ):
-            inputs = trainer._prepare_inputs(next(batches))
-            started = time.monotonic()
-            with trainer.accelerator.autocast():
-                loss = trainer.compute_loss(model, inputs)
-            loss.backward()
-            # Reading the value waits for the device.
-            loss.item()
-            seconds.append(time.monotonic() - started)
+            seconds.append(trainer.try_batch(next(batches)))
     model.zero_grad()
     if arguments.device.type == "cuda":
         memory = torch.cuda.max_memory_allocated()
@@ -161,12 +146,12 @@ def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
 
 
 @contextmanager
-def progress_shown(trainer: TokenBatchTrainer, stop: StopOnRequest) -> Iterator[None]:
+def progress_shown(trainer: TokenBatchTrainer, stop: Schedule) -> Iterator[None]:
     """Shows the progress of a trainer, without Trainer's own bars and dictionaries."""
     for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
         trainer.remove_callback(callback)
     with ExitStack() as stack:
-        trainer.add_callback(Progress(trainer.data, stop, stack, list(trainer.further_sets)))
+        trainer.add_callback(Progress(trainer.data, stop, stack))
         yield
 
 
@@ -180,16 +165,12 @@ class Progress(TrainerCallback):
         data: Training data.
         stop: Callback whose deadline may come before the last update.
         stack: Closes the bar.
-        sets: Names of further validation sets.
     """
 
-    def __init__(
-        self, data: TrainingData, stop: StopOnRequest, stack: ExitStack, sets: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, data: TrainingData, stop: Schedule, stack: ExitStack) -> None:
         self.data = data
         self.stop = stop
         self.stack = stack
-        self.sets = sets
         self.bar: tqdm | None = None
         self.loss = self.score = self.speed = ""
         self.evaluated_batches = 0
@@ -231,13 +212,10 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.set_description_str("train", refresh=False)
         if "eval_loss" in metrics:
-            shown = {}
-            for prefix in ("", *(f"{name}_" for name in self.sets)):
-                title, loss = prefix.rstrip("_") or VALIDATION, f"{prefix}loss"
-                shown[loss] = f"{title} loss {metrics[f'eval_{loss}']:.3f}"
-                for name in METRICS:
-                    if (value := metrics.get(f"eval_{prefix}{name}")) is not None:
-                        shown[f"{prefix}{name}"] = f"{name} {value:.2f}"
+            shown = {"loss": f"{VALIDATION} loss {metrics['eval_loss']:.3f}"}
+            for name in METRICS:
+                if (value := metrics.get(f"eval_{name}")) is not None:
+                    shown[name] = f"{name} {value:.2f}"
             self.score = shown.get(metric_of(args), "")
             self._say(args, *self._place(state), *shown.values())
         self._update_bar(state)
@@ -336,10 +314,6 @@ def _line(report: dict[str, Any]) -> str:
 class JsonLinesLog(TrainerCallback):
     """Appends every report of Trainer to a file, one JSON object a line.
 
-    Reports of the loss also have `outside_step`: the share, 0 to 1, of the time since the previous
-    report that was spent outside of forward and backward passes and optimizer, mostly on waiting
-    for batches. Evaluation has a report of its own, so its time is not included.
-
     Args:
         path: File of the log.
         first_update: Update of the checkpoint that a run is resumed from. Later reports are
@@ -357,73 +331,26 @@ class JsonLinesLog(TrainerCallback):
                 write_lines(path, map(_line, kept))
             else:
                 path.unlink(missing_ok=True)
-        # Seconds inside of updates since the last report, and the time of that report.
-        self.inside = 0.0
-        self.since: float | None = None
+        self.has_updated = False
 
     @property
     def minutes(self) -> float:
         """Minutes of training, those before it was resumed included."""
         return (time.monotonic() - self.started) / 60
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Starts the clock of an update, whose batches have been loaded."""
-        self.step_began = time.monotonic()
-        self.since = self.since or self.step_began
-
-    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Stops the clock of an update."""
-        self.inside += time.monotonic() - self.step_began
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Remembers that there was an update."""
+        self.has_updated = True
 
     def on_log(
         self, _: Any, state: TrainerState, *others: Any, logs: dict[str, Any], **kwargs: Any
     ) -> None:
         """Writes one report."""
-        now = time.monotonic()
-        if self.since is None:
+        if not self.has_updated:
             # There was no update, so the mean loss is of nothing.
             logs = {name: value for name, value in logs.items() if name != "train_loss"}
-        else:
-            if "loss" in logs:
-                logs = logs | {"outside_step": round(1 - self.inside / (now - self.since), 4)}
-            self.since = now
-        self.inside = 0.0
         if not state.is_world_process_zero:
             return
         report = {"step": state.global_step, "minutes": round(self.minutes, 3), **logs}
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(_line(report) + "\n")
-
-
-def plot_curves(folder: Path, metric: str) -> Path:
-    """Draws the reports in a run's `log.jsonl` over minutes of training.
-
-    Args:
-        folder: Folder of the run.
-        metric: Validation score to draw, such as "bleu".
-
-    Returns:
-        The picture, `curves.svg` in the folder.
-
-    Raises:
-        ImportError: If matplotlib is not installed; the message says how to install it.
-        OSError: If the log cannot be read, or the picture cannot be written.
-    """
-    figure = new_figure(6.4, 7.2)
-    panels = {
-        "cross-entropy a token, nats": {"loss": "training", "eval_loss": "validation"},
-        metric: {f"eval_{metric}": "validation, greedy"},
-        "learning rate": {"learning_rate": "schedule"},
-    }
-    reports = read_log(folder / LOG_FILE)
-    for axes, (title, curves) in zip(
-        figure.subplots(len(panels), sharex=True), panels.items(), strict=True
-    ):
-        axes.set_ylabel(title)
-        for name, label in curves.items():
-            points = [(report["minutes"], report[name]) for report in reports if name in report]
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label)
-                axes.legend()
-    axes.set_xlabel("minutes")
-    return save_figure(figure, folder / CURVES_FILE)

@@ -1,58 +1,48 @@
-"""`Seq2SeqTrainer` on batches of a token budget, and its scores.
+"""`Seq2SeqTrainer` on batches of a token budget, and what it does between updates.
 
-Steps between updates are callbacks; this file has what needs overriding. A release of Transformers
-that changes one of these methods fails the tests in `test_token_batch_trainer.py`.
+It overrides public methods alone; whatever comes between updates is a callback.
 """
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object, reduce
-from datasets import Dataset
-from torch import Tensor, nn
+from accelerate.utils import reduce
+from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
+    TrainerCallback,
     TrainerControl,
+    TrainerState,
     TrainingArguments,
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from transformers.trainer import FSDP_MODEL_NAME
-from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy, SaveStrategy
+from transformers.trainer_utils import EvalLoopOutput
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.evaluation.metrics import score
-from vanilla_transformer_tools.saved_folder import FILES_FILE, align_weights, nonfinite_tensors
+from vanilla_transformer_tools.saved_folder import FILES_FILE, nonfinite_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TrainingData
-from vanilla_transformer_tools.training.averaging import (
-    MovingAverage,
-    average_checkpoints,
-    evaluations,
-    evaluations_since_best,
-    metric_of,
-    scores_of_update,
-)
 from vanilla_transformer_tools.training.checkpoints import (
     INTERIM_FILE,
+    MovingAverage,
     checkpoint_folder,
     close_checkpoint,
     delete_oldest,
-    failed_writes_named,
-    read_state,
-    update_of,
-    with_intact_weights,
 )
-from vanilla_transformer_tools.training.processes import is_sharded, put_weights
+from vanilla_transformer_tools.training.ranking import Ranking, metric_of
+from vanilla_transformer_tools.training.schedule import is_planned
 
 # Losses on a GPU or of several processes are checked this seldom, because reading them waits.
 UPDATES_BETWEEN_LOOKS = 8
@@ -73,36 +63,34 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         tokenizers: Saved with each checkpoint.
         training_pass: Takes a model and a training batch, as keyword arguments, and returns the
             model's output; None: the model is called, as in Trainer.
-        further_sets: Validation sets besides `eval_dataset`, by name, with which the names of their
-            scores begin; each with what `compute_metrics` is for it.
         longest_output: Tokens that a translation of a validation pair may have, unless
             `generation_max_length` says so.
         patience: Number of evaluations without a better one after which training ends; None: it
             continues.
         moving_average: Average of the weights, which is saved with each checkpoint.
+        with_start: See `Ranking`.
         args: Trainer's arguments, which stay as they are.
         settings: Other arguments of `Seq2SeqTrainer`.
     """
-
-    control: TrainerControl
-    compute_metrics: Scorer | None
 
     def __init__(
         self,
         data: TrainingData,
         tokenizers: TokenizerPair,
         training_pass: TrainingPass | None = None,
-        further_sets: Mapping[str, tuple[Dataset, Scorer | None]] | None = None,
         longest_output: int | None = None,
         patience: int | None = None,
         moving_average: MovingAverage | None = None,
+        with_start: bool = False,
         *,
         args: TrainingArguments,
         **settings: Any,
     ) -> None:
-        # Trainer's own way would delete the best or the last checkpoint: see `delete_oldest`.
         args = copy.copy(args)
+        # The weights are chosen after training, and old checkpoints deleted when a new one is
+        # whole: see `choose_weights` and `delete_oldest`.
         self.kept_checkpoints, args.save_total_limit = args.save_total_limit, None
+        args.load_best_model_at_end = False
         super().__init__(
             args=args,
             # It pads labels with -100, so it needs the padding id of the sources only.
@@ -113,24 +101,17 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         )
         self.data = data
         self.tokenizers = tokenizers
-        self.is_sharded = is_sharded(self)
-        if self.is_sharded:
-            # One file for all processes, which any number of them can load.
-            plugin = self.accelerator.state.fsdp_plugin
-            plugin.state_dict_config = plugin.optim_state_dict_config = None
-            plugin.set_state_dict_type("FULL_STATE_DICT")
         self.training_pass = training_pass
-        self.further_sets = further_sets or {}
         self.longest_output = longest_output
-        self.patience = patience
         # The model smooths its own loss, without the full logits that Trainer's smoother needs.
         self.label_smoother = None
         self.model.config.label_smoothing = self.args.label_smoothing_factor
+        self.ranking = Ranking(self.args, with_start)
         self.moving_average = moving_average
         if moving_average:
             self.add_callback(moving_average)
-        self.last_checkpoint: Path | None = None
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
+        self.add_callback(_BetweenUpdates(self, patience))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Trainer's, with the training pass for a model in training, whose losses are watched."""
@@ -142,11 +123,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.loss_is_finite = self.loss_is_finite & loss.detach().isfinite()
         return result
 
-    def _prepare_input(self, data: Any) -> Any:
+    def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Trainer's; tensors are copied to a GPU while it works."""
-        if isinstance(data, torch.Tensor):
-            return data.to(self.args.device, non_blocking=True)
-        return super()._prepare_input(data)
+        device = self.args.device
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
+        return super().training_step(model, inputs, *args, **kwargs)
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
@@ -159,38 +140,27 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         )
         return samples
 
+    def evaluate(self, *args: Any, **generation: Any) -> dict[str, float]:
+        """Trainer's, with the longest output of these pairs."""
+        limits = (self.args.generation_max_length, generation.get("max_new_tokens"))
+        if self.longest_output is not None and limits == (None, None):
+            generation.setdefault("max_length", self.longest_output)
+        scores: dict[str, float] = super().evaluate(*args, **generation)
+        return scores
+
     def evaluation_loop(
-        self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **kw: Any
+        self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
-        """Trainer's, on all validation sets.
+        """Trainer's, with a loss per token; Trainer's own is the mean over batches of any size.
 
-        The losses are per token; Trainer's own is the mean over batches of any size. With several
-        processes, pairs that fill up the last batch count twice.
+        With several processes, pairs that fill up the last batch count twice.
         """
-        output = self._evaluate_set(dataloader, *args, prefix=metric_key_prefix, **kw)
-        first_scorer: Scorer | None = self.compute_metrics
-        try:
-            for name, (pairs, scorer_of_set) in self.further_sets.items():
-                self.compute_metrics = scorer_of_set
-                loader, prefix = self.get_eval_dataloader(pairs), f"{metric_key_prefix}_{name}"
-                further = self._evaluate_set(loader, *args, prefix=prefix, **kw)
-                output.metrics.update(further.metrics)
-        finally:
-            self.compute_metrics = first_scorer
-        return output
-
-    def _evaluate_set(
-        self, dataloader: DataLoader[Any], *args: Any, prefix: str, **kwargs: Any
-    ) -> EvalLoopOutput:
-        """Scores of one validation set, whose names begin with a prefix."""
         self.evaluated = torch.zeros(2, device=self.args.device)
-        if self.longest_output is not None:
-            self._gen_kwargs.setdefault("max_length", self.longest_output)
         # Its batches draw a random number, which would change the dropout of the next updates.
         with torch.random.fork_rng(devices=[]):
-            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=prefix, **kwargs)
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         nats, tokens = self.accelerator.reduce(self.evaluated).tolist()
-        output.metrics[f"{prefix}_loss"] = nats / tokens
+        output.metrics[f"{metric_key_prefix}_loss"] = nats / tokens
         return output
 
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -200,22 +170,39 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.evaluated += torch.stack([loss * tokens, tokens]).to(self.evaluated)
         return loss, *others
 
-    def _maybe_log_save_evaluate(
-        self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *rest: Any, **kw: Any
-    ) -> None:
-        """Trainer's, for finite losses; an unplanned last evaluation comes after its checkpoint."""
-        self._check_losses()
-        unplanned = self.control.should_evaluate and not self._is_planned(
-            self.args.eval_strategy, self.state.eval_steps
-        )
-        if unplanned and self.control.should_save:
-            # A resumed run then knows as little of it as one that was not interrupted.
-            self._save_checkpoint(model, trial)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *rest, **kw)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Trainer's, for finite weights only, with all tokenizers and the moving average.
 
-    def _check_losses(self) -> None:
-        """Rejects losses that are not finite, within `UPDATES_BETWEEN_LOOKS`."""
+        A checkpoint that is written anew does not count until it is closed again.
+        """
+        self.check_weights()
+        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save:
+            (folder / FILES_FILE).unlink(missing_ok=True)
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            self.tokenizers.save_target(folder)
+            if self.moving_average:
+                self.moving_average.save(folder)
+
+    def try_batch(self, batch: Any) -> float:
+        """Runs forward and backward pass of a batch, and returns the seconds that they took."""
+        self.model.train()
+        inputs = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
+        started = time.monotonic()
+        with self.accelerator.autocast():
+            loss = self.compute_loss(self.model, inputs)
+        loss.backward()
+        # Reading the value waits for the device.
+        loss.item()
+        return time.monotonic() - started
+
+    def check_losses(self) -> None:
+        """Rejects losses that are not finite, within `UPDATES_BETWEEN_LOOKS`.
+
+        Raises:
+            DivergedError: If one is not.
+        """
         is_cheap = self.args.device.type == "cpu" and self.args.world_size == 1
         if not is_cheap and self.state.global_step % UPDATES_BETWEEN_LOOKS:
             return
@@ -226,114 +213,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.log({"loss": math.nan})
             raise DivergedError(f"the loss of update {self.state.global_step:,} is not finite")
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Trainer's, for finite weights only; older ones are deleted after this one is closed."""
-        # Each trial of a `hyperparameter_search` has a folder of its own.
-        run = Path(self._get_output_dir(trial=trial))
-        folder = checkpoint_folder(run, self.state.global_step)
-        self.check_weights()
-        if self.args.should_save:
-            (folder / FILES_FILE).unlink(missing_ok=True)
-        with failed_writes_named(folder):
-            super()._save_checkpoint(model, trial)
-        # Each process saves the state of its random numbers.
-        self.accelerator.wait_for_everyone()
-        if self.moving_average:
-            with failed_writes_named(folder):
-                self.moving_average.save(folder, self.args.should_save)
-        if self.args.should_save:
-            self.tokenizers.save_target(folder)
-            # Of a sharded model Trainer also saves this, with the weights of model.safetensors.
-            (folder / f"{FSDP_MODEL_NAME}.bin").unlink(missing_ok=True)
-            if not self._is_planned(self.args.save_strategy, self.state.save_steps):
-                (folder / INTERIM_FILE).touch()
-            close_checkpoint(folder)
-            delete_oldest(folder, self.kept_checkpoints, self.state.best_model_checkpoint)
-        self.last_checkpoint = folder
-
-    def _is_planned(self, strategy: str, steps: int) -> bool:
-        """Whether a run that was not stopped would save, or evaluate, after this update."""
-        if strategy == SaveStrategy.STEPS:
-            return self.state.global_step % steps == 0
-        return strategy != SaveStrategy.EPOCH or self.state.epoch % 1 == 0
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """In place of Trainer's: see `evaluations_since_best`; the checkpoint may exist already."""
-        if not all(math.isfinite(metrics[name]) for name in metrics if name.endswith("_loss")):
-            raise DivergedError(
-                f"the validation loss after update {self.state.global_step:,} is not finite"
-            )
-        self.control.should_training_stop |= self._lacks_progress()
-        if self.args.metric_for_best_model is None or evaluations_since_best(self.state, self.args):
-            return False
-        self.state.best_metric = metrics[f"eval_{metric_of(self.args)}"]
-        self.state.best_global_step = self.state.global_step
-        checkpoint = self.last_checkpoint
-        if checkpoint and update_of(checkpoint.name) == self.state.global_step:
-            self.state.best_model_checkpoint = str(checkpoint)
-        return True
-
-    def _lacks_progress(self) -> bool:
-        """Whether the run ends because too many evaluations in a row were no better."""
-        if self.patience is None or not evaluations(self.state):
-            return False
-        return evaluations_since_best(self.state, self.args) >= self.patience
-
-    def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
-        """Trainer's; a resumed run scores and saves as often as it is told now.
-
-        Its best checkpoint is looked for in the folder of the run, which may have moved.
-        """
-        progress: tuple[int, int] = super()._init_training_state(max_steps, *args)
-        self.state.compute_steps(self.args, max_steps)
-        folder = Path(self.args.output_dir)
-        self.last_checkpoint = checkpoint_folder(folder, self.state.global_step)
-        if self.last_checkpoint.is_dir():
-            saved = read_state(self.last_checkpoint).best_model_checkpoint
-            if saved and (best := folder / Path(saved).name).is_dir():
-                self.state.best_model_checkpoint = str(best)
-        return progress
-
-    def _run_epoch(self, *args: Any, epoch: int, trial: Any, **kwargs: Any) -> None:
-        """Trainer's; a resumed run that has already made all its updates is only evaluated."""
-        is_over = self.state.global_step >= self.state.max_steps or self._lacks_progress()
-        if not (is_over or self.control.should_training_stop):
-            # Accelerate announces epochs to its own samplers only.
-            self.data.set_epoch(epoch)
-            super()._run_epoch(*args, epoch=epoch, trial=trial, **kwargs)
-            return
-        self.control.should_training_stop = True
-        is_scored = scores_of_update(self, self.state.global_step) is not None
-        if self.args.eval_strategy != IntervalStrategy.NO and not is_scored:
-            metrics = self._evaluate(trial, kwargs["ignore_keys_for_eval"])
-            self._determine_best_metric(metrics, trial)
-
-    def _load_from_checkpoint(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        """Loads weights; aligned in memory, so that products equal an uninterrupted run's."""
-        # Of one checkpoint, the mean is what it holds.
-        put_weights(self.model, average_checkpoints([Path(checkpoint)]))
-        if not self.is_sharded:
-            align_weights(self.model)
-
-    def _load_best_model(self) -> None:
-        """Loads the best checkpoint if it is as it was saved; otherwise the last weights stay."""
-        best = self.state.best_model_checkpoint
-        if with_intact_weights([Path(best)]):
-            self._load_from_checkpoint(best)
-        else:
-            self.state.best_model_checkpoint = None
-
     def check_weights(self) -> None:
         """Rejects weights that are not finite.
 
         Raises:
             DivergedError: If one is not.
         """
-        names = nonfinite_tensors(self.model)
-        if self.is_sharded:
-            # Each process knows its parts only, and all must stop.
-            names = sorted(set(gather_object(names)))
-        if names:
+        if names := nonfinite_tensors(self.model):
             raise DivergedError(
                 f"{len(names)} weights, {names[0]} among them, are not finite after update "
                 f"{self.state.global_step:,}"
@@ -350,6 +236,83 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             prefetch_factor=self.args.dataloader_prefetch_factor,
             persistent_workers=self.args.dataloader_persistent_workers,
         )
+
+
+class _BetweenUpdates(TrainerCallback):
+    """What a trainer does between updates: watches losses, ranks scores, closes checkpoints.
+
+    Args:
+        trainer: The trainer that calls it.
+        patience: See `TokenBatchTrainer`.
+    """
+
+    def __init__(self, trainer: TokenBatchTrainer, patience: int | None) -> None:
+        self.trainer, self.patience = trainer, patience
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any
+    ) -> None:
+        """Lets a resumed run score and save as often as it is told now."""
+        state.compute_steps(args, state.max_steps)
+
+    def on_epoch_begin(self, _: Any, state: TrainerState, *others: Any, **kwargs: Any) -> None:
+        """Chooses the batches of the epoch: accelerate announces it to its own samplers only."""
+        self.trainer.data.set_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
+        """Checks the loss of an update, before it is saved or scored."""
+        self.trainer.check_losses()
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        """Keeps the best evaluation of a run, and ends a run without progress."""
+        if "eval_loss" not in metrics:
+            return
+        if not math.isfinite(metrics["eval_loss"]):
+            raise DivergedError(
+                f"the validation loss after update {state.global_step:,} is not finite"
+            )
+        if args.metric_for_best_model is None:
+            return
+        since = self.trainer.ranking.since_best(state)
+        control.should_training_stop |= self.patience is not None and since >= self.patience
+        if not since:
+            state.best_global_step = state.global_step
+        # Trainer compares raw scores with this one, and then keeps the step above.
+        value = metrics[f"eval_{metric_of(args)}"]
+        better = max if args.greater_is_better else min
+        state.best_metric = better(value, value if state.best_metric is None else state.best_metric)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Closes a checkpoint, to which each process has written, and deletes older ones."""
+        self.trainer.accelerator.wait_for_everyone()
+        if not args.should_save:
+            return
+        checkpoint = checkpoint_folder(Path(args.output_dir), state.global_step)
+        if not is_planned(args.save_strategy, state.save_steps, state):
+            (checkpoint / INTERIM_FILE).touch()
+        close_checkpoint(checkpoint)
+        best = self.trainer.ranking.best_saved(state)
+        delete_oldest(checkpoint, self.trainer.kept_checkpoints, best)
+
+
+def limit_waiting(arguments: TrainingArguments) -> None:
+    """Makes gloo follow `--ddp_timeout`, which Trainer drops with `--use_cpu`.
+
+    Otherwise processes would wait half an hour for a machine that is gone.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if distributed.get_backend() == "gloo":
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        _set_pg_timeout(arguments.ddp_timeout_delta)
 
 
 def scorer(

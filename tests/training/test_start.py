@@ -10,8 +10,8 @@ from transformers import MarianConfig
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training import starting_model
-from vanilla_transformer_tools.training.starting_model import new_config
+from vanilla_transformer_tools.training import start as module
+from vanilla_transformer_tools.training.start import new_config
 
 from ..support.training_runs import SIZES
 
@@ -23,9 +23,9 @@ SETTINGS = TrainSettings(
 
 def build(**changes):
     settings = replace(SETTINGS, **changes)
-    start = starting_model.load_start(settings)
+    start = module.load_start(settings)
     config = new_config(settings, start.config)
-    return starting_model.build_model(settings, start, config, PAIRS)
+    return module.build_model(settings, start, config, PAIRS)
 
 
 def test_new_model_generates_with_the_search_of_the_paper():
@@ -42,7 +42,7 @@ def test_config_of_the_plan_stays_as_it_is():
     config = new_config(settings, None)
     before = config.to_dict()
 
-    _, model = starting_model.build_model(settings, starting_model.NEW, config, PAIRS)
+    _, model = module.build_model(settings, module.NEW, config, PAIRS)
 
     assert config.to_dict() == before
     assert model.config.vocab_size < config.vocab_size == 99
@@ -93,7 +93,7 @@ def test_vocabularies_of_a_model_of_another_class_are_refused(tmp_path):
 @pytest.mark.parametrize("given", [{}, {"attn_implementation": "eager", "compile_layers": True}])
 def test_new_model_is_compiled_and_attends_as_it_is_asked_for(monkeypatch, given):
     compiled = []
-    monkeypatch.setattr(starting_model, "compile_layers", compiled.append)
+    monkeypatch.setattr(module, "compile_layers", compiled.append)
     monkeypatch.setattr(torch.compiler, "reset", lambda: compiled.append("reset"))
 
     _, model = build(**given)

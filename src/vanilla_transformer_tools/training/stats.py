@@ -1,7 +1,6 @@
-"""Statistics of text and machine for the rules of `--minutes`: a pass over the pairs, a speed."""
+"""Statistics of text and machine for the rules of `--minutes`: a look at the pairs, and a speed."""
 
 import timeit
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,22 +14,20 @@ from accelerate.utils import broadcast
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from vanilla_transformer.composing_vanilla_transformer import DECOMPOSED_FORMS
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer_tools.settings import PRESETS, PresetName, TrainSettings
-from vanilla_transformer_tools.training.recipe import dtype_of_products
-from vanilla_transformer_tools.training.starting_model import model_fields
+from vanilla_transformer_tools.training.corpus import sample
+from vanilla_transformer_tools.training.options import dtype_of_products
+from vanilla_transformer_tools.training.start import model_fields
 
-# Only this number of pairs, from the beginning, is examined; all of them are counted.
+# Number of pairs, from all over the corpus, that are examined; all of them are counted.
 EXAMINED_PAIRS = 100_000
 _ROWS_AT_A_TIME = 1000
 # Size of a vocabulary with which names are copied piece by piece.
 VOCABULARY_THAT_COPIES = 2000
-# A task of fewer words is a closed pattern, such as the commands of SCAN.
-_WORDS_OF_A_PATTERN = 50
 # Targets that repeat this share of their sources' long words are mostly copied, such as code.
 _SHARE_THAT_COPIES = 0.25
 # Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
@@ -38,11 +35,9 @@ _FOR_UPDATES = 0.85
 # Optimizer and Trainer keep the host busy too: the fixed time of a batch in training, compared with
 # that of a forward and backward pass.
 _HOST_IN_TRAINING = 2.5
-# Larger batches than on a CPU leave at least this number of updates in a pass over the corpus.
-_UPDATES_OF_A_PASS = 16
 
 
-class _Kind(NamedTuple):
+class _Device(NamedTuple):
     """Differences between a CPU and a GPU."""
 
     # Tokens of the largest batch that `--minutes` chooses.
@@ -54,13 +49,13 @@ class _Kind(NamedTuple):
 
 
 # On a CPU the number of weights in the layers decides. A GPU computes large matrices faster.
-_CPU = _Kind(4096, (64,), {"tiny": 1, "small": 24, "base": 34, "big": 136})
-_GPU = _Kind(32_768, (64, 1024), {"tiny": 1, "small": 6, "base": 9, "big": 16})
+_CPU = _Device(4096, (64,), {"tiny": 1, "small": 24, "base": 34, "big": 136})
+_GPU = _Device(32_768, (64, 1024), {"tiny": 1, "small": 6, "base": 9, "big": 16})
 
 
-def _kind_of(device: str) -> _Kind:
+def _device(name: str) -> _Device:
     """The kind of a type of device; every one but a CPU counts as a GPU."""
-    return _CPU if device == "cpu" else _GPU
+    return _CPU if name == "cpu" else _GPU
 
 
 class Speed(NamedTuple):
@@ -93,9 +88,6 @@ class CorpusStats:
         distinct_words: Number of different words of both sides.
         occurrences: Mean number of times that a word occurs.
         copied_words: Share of the words of four letters and more of a target that its source has.
-        alphabet: Number of different characters of both sides.
-        alphabet_apart: The same of text in NFD.
-        growth_apart: Characters of text in NFD for each one as it is.
         seconds_per_batch: Fixed time of a batch, see `Speed`.
         batches_per_update: Those whose gradients are accumulated.
     """
@@ -113,29 +105,17 @@ class CorpusStats:
     distinct_words: int
     occurrences: float
     copied_words: float
-    alphabet: int
-    alphabet_apart: int
-    growth_apart: float
     seconds_per_batch: float = 0.0
     batches_per_update: int = 1
-
-    @property
-    def is_pattern(self) -> bool:
-        """Whether the words are so few that there is one right answer, to be learned exactly."""
-        return self.distinct_words < _WORDS_OF_A_PATTERN
 
     @property
     def is_copied(self) -> bool:
         """Whether much of the targets is copied, piece by piece, and not learned by heart."""
         return self.copied_words >= _SHARE_THAT_COPIES
 
-    def growth(self, chosen: Mapping[str, Any]) -> float:
-        """How many times as many characters text has in the Unicode form of the tokenizer."""
-        return self.growth_apart if chosen["unicode_form"] in DECOMPOSED_FORMS else 1.0
-
     def tokens_per_pair(self, chosen: Mapping[str, Any]) -> float:
         """Tokens of a pair, its two ends included."""
-        tokens = {"word": self.words, "char": self.characters * self.growth(chosen)}
+        tokens = {"word": self.words, "char": self.characters}
         # A small vocabulary has shorter pieces.
         characters_of_a_piece = 3 if chosen["vocab_size"] <= VOCABULARY_THAT_COPIES else 4
         return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
@@ -145,24 +125,20 @@ class CorpusStats:
         preset = chosen["preset"]
         size = _size(preset, tuple(chosen["config"]))
         layers = size.layers / _size("tiny", ()).layers
-        cost = _kind_of(self.device).costs[preset] * size.weights / _size(preset, ()).weights
+        cost = _device(self.device).costs[preset] * size.weights / _size(preset, ()).weights
         fixed = _HOST_IN_TRAINING * self.seconds_per_batch * layers
         return 60 * self.minutes * _FOR_UPDATES / (fixed + tokens * cost / self.speed)
 
-    def largest_batch(self, chosen: Mapping[str, Any]) -> float:
-        """Tokens of the largest batch for this device and corpus."""
-        updates = _UPDATES_OF_A_PASS * self.batches_per_update
-        of_corpus = max(_CPU.largest_batch, self.tokens_of_corpus(chosen) / updates)
-        return min(_kind_of(self.device).largest_batch, of_corpus)
-
-    def tokens_of_corpus(self, chosen: Mapping[str, Any]) -> float:
-        """Tokens of a pass over the corpus."""
-        return self.pairs * self.tokens_per_pair(chosen)
+    @property
+    def largest_batch(self) -> int:
+        """Tokens of the largest batch for this device."""
+        return _device(self.device).largest_batch
 
     def passes(self, chosen: Mapping[str, Any]) -> float:
         """Passes over the corpus that the minutes allow, with the largest batches."""
-        tokens = chosen["max_tokens_per_batch"] or self.largest_batch(chosen)
-        return tokens * self.batches(chosen, tokens) / self.tokens_of_corpus(chosen)
+        tokens = chosen["max_tokens_per_batch"] or self.largest_batch
+        pairs = tokens * self.batches(chosen, tokens) / self.tokens_per_pair(chosen)
+        return pairs / self.pairs
 
     def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
         """Updates that the minutes allow, with batches of `batch` tokens."""
@@ -189,22 +165,18 @@ def _size(preset: PresetName, config: tuple[str, ...]) -> _Size:
 
 
 def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> CorpusStats:
-    """Looks at the first training pairs, and trains on this machine for some seconds."""
+    """Looks at pairs from all over the corpus, and trains on this machine for some seconds."""
     speed = training_speed(arguments)
     words: Counter[str] = Counter()
-    characters: Counter[str] = Counter()
     lengths, copied, long_words = [], 0, 0
-    for rows in pairs.select(range(min(len(pairs), EXAMINED_PAIRS))).iter(_ROWS_AT_A_TIME):
+    for rows in pairs.select(sample(len(pairs), EXAMINED_PAIRS)).iter(_ROWS_AT_A_TIME):
         for source, target in zip(rows["source"], rows["target"], strict=True):
             source_words, target_words = source.split(), target.split()
             words.update(chain(source_words, target_words))
-            characters.update(chain(source, target))
             lengths.append((len(source_words), len(target_words), len(source), len(target)))
             long = {word for word in target_words if len(word) >= 4}
             copied += len(long.intersection(source_words))
             long_words += len(long)
-    parts = {character: unicodedata.normalize("NFD", character) for character in characters}
-    characters_apart = sum(len(parts[each]) * times for each, times in characters.items())
     table = np.array(lengths)
     means = table.mean(axis=0)
     return CorpusStats(
@@ -221,9 +193,6 @@ def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> Cor
         distinct_words=len(words),
         occurrences=words.total() / max(1, len(words)),
         copied_words=copied / max(1, long_words),
-        alphabet=len(parts),
-        alphabet_apart=len(set().union(*parts.values())),
-        growth_apart=characters_apart / max(1, characters.total()),
         seconds_per_batch=speed.seconds_per_batch,
         batches_per_update=arguments.gradient_accumulation_steps,
     )
@@ -240,7 +209,7 @@ def training_speed(arguments: TrainingArguments) -> Speed:
         model = VanillaTransformerForConditionalGeneration(config).to(device).train()
         batches = [
             torch.randint(10, 10_000, (pairs, 20), device=device)
-            for pairs in _kind_of(device.type).timed_pairs
+            for pairs in _device(device.type).timed_pairs
         ]
         seconds = [_seconds_of_batch(model, ids, dtype) for ids in batches]
     if device.type == "cuda":

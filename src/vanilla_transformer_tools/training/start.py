@@ -18,7 +18,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import CONFIG_NAME
@@ -392,6 +392,23 @@ def _add_lora(model: PreTrainedModel, settings: TrainSettings) -> None:
     # Not PEFT's wrapper: its checkpoints hold no weights of the model, so it would need a way of
     # its own to average, load and compare them.
     inject_adapter_in_model(config, model, _ADAPTER)
+
+
+def load_weights(settings: TrainSettings, model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights with which a run began that fine-tunes a saved model.
+
+    Args:
+        settings: Settings of the run, with `init_from`.
+        model: The trained model.
+    """
+    if settings.peft:
+        # An adapter adds nothing while one of its two matrices is zero.
+        state = model.state_dict()
+        return {name: torch.zeros_like(state[name]) for name in state if ".lora_B." in name}
+    weights: dict[str, Tensor] = load_model(
+        str(settings.init_from), dtype=torch.float32
+    ).state_dict()
+    return weights
 
 
 def merge_adapter(model: PreTrainedModel, folder: Path, base: str | None) -> None:

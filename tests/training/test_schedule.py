@@ -12,18 +12,14 @@ from transformers import TrainerControl, TrainerState, get_constant_schedule_wit
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training import auto_settings, corpus_stats, plan
+from vanilla_transformer_tools.training import plan, stats
 from vanilla_transformer_tools.training import run as training
-from vanilla_transformer_tools.training.averaging import Outcome
+from vanilla_transformer_tools.training.minutes import Decision
 from vanilla_transformer_tools.training.run import train
-from vanilla_transformer_tools.training.stopping import (
-    StopOnRequest,
-    StoppedBySignalError,
-    interrupts_stop,
-)
+from vanilla_transformer_tools.training.schedule import Schedule
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
-from ..support.training_runs import MOMENT, build_arguments, build_settings, read_json, read_log
+from ..support.training_runs import MOMENT, read_json, read_log, run_training
 
 
 def arguments_of(**changes):
@@ -37,7 +33,7 @@ ARGUMENTS = arguments_of()
 class Run:
     """A run of 100 seconds without a model, with a learning rate of 1; or one of so many updates.
 
-    A signal makes it finish within 20 seconds. `reading` is how long it takes to begin.
+    `reading` is how long it takes to begin.
     """
 
     def __init__(
@@ -58,8 +54,8 @@ class Run:
         self.scheduler = get_constant_schedule_with_warmup(optimizer, warmup)
         self.control = TrainerControl()
         minutes = None if updates else 100 / 60
-        settings = TrainSettings(finish_within=20 / 60, minutes=minutes)
-        self.stop = StopOnRequest(settings, self.now, checkpoint, evaluations)
+        settings = TrainSettings(minutes=minutes)
+        self.stop = Schedule(settings, self.now, checkpoint, evaluations)
         self.now += reading
         self.tell("on_train_begin", lr_scheduler=self.scheduler)
 
@@ -76,11 +72,6 @@ class Run:
         self.control.should_training_stop = self.state.global_step >= self.state.max_steps
         self.tell("on_step_end", lr_scheduler=self.scheduler)
         return self.scheduler.get_last_lr()[0]
-
-    def ask(self):
-        """The signal, and the updates until the schedule has it."""
-        self.stop.asked = True
-        return [self.update(0) for _ in range(3)][-1]
 
     def to_the_end(self, seconds):
         rates = []
@@ -159,13 +150,12 @@ def test_resumed_run_keeps_to_the_time_that_was_left(monkeypatch, tmp_path):
     assert resumed.now - 9e9 == pytest.approx(49, abs=1)
 
 
-def test_resumed_run_without_time_makes_no_update(monkeypatch, tmp_path):
+def test_resumed_run_without_time_is_over(monkeypatch, tmp_path):
     run = Run(monkeypatch)
+    assert not run.stop.is_over
     run.to_the_end(30)
 
-    resumed = Run(monkeypatch, checkpoint=save(run, tmp_path), first=4)
-
-    assert resumed.state.max_steps == resumed.state.global_step
+    assert Run(monkeypatch, checkpoint=save(run, tmp_path), first=4).stop.is_over
 
 
 def test_new_run_without_time_is_refused(monkeypatch):
@@ -179,111 +169,16 @@ def test_new_run_without_time_is_refused(monkeypatch):
 def test_one_clock_decides_the_rate_of_all_processes(monkeypatch):
     run = Run(monkeypatch)
     monkeypatch.setattr(
-        "vanilla_transformer_tools.training.stopping.broadcast", lambda clock: 0 * clock + 0.25
+        "vanilla_transformer_tools.training.schedule.broadcast", lambda clock: 0 * clock + 0.25
     )
     monkeypatch.setattr(
-        "vanilla_transformer_tools.training.stopping.reduce", lambda votes, _: votes
+        "vanilla_transformer_tools.training.schedule.reduce", lambda votes, _: votes
     )
     monkeypatch.setattr(ARGUMENTS, "world_size", 2)
 
     run.update(1)
 
     assert run.update(1) == pytest.approx(0.25)
-
-
-# A signal
-
-
-def test_rate_falls_from_where_it_is_to_zero_within_the_minutes_asked_for(monkeypatch, capsys):
-    run = Run(monkeypatch)
-    run.update(48.5)
-
-    assert run.ask() == pytest.approx(0.5)
-    line = "finishing   the learning rate falls from 5.00e-01 to 0 in 00:19, then"
-    assert line in capsys.readouterr().out
-    rates = run.to_the_end(1.0)
-
-    # 3 % of 20 seconds are reserved.
-    assert 19.4 <= run.now - 1048.5 <= 20.4
-    assert rates[0] - rates[1] == pytest.approx(0.5 / 19.4)
-    assert rates == sorted(rates, reverse=True)
-    assert 0 <= rates[-2] < 0.05
-    assert run.stop.evaluates
-
-
-def test_rate_that_was_warming_up_only_falls(monkeypatch):
-    run = Run(monkeypatch, updates=1000, warmup=100)
-    for _ in range(47):
-        run.update(0.0)
-
-    assert run.ask() == pytest.approx(0.49, rel=0.01)
-    assert run.to_the_end(1.0)[0] <= 0.49
-
-
-def test_rate_is_zero_at_the_last_update_when_that_comes_first(monkeypatch):
-    run = Run(monkeypatch, updates=100)
-    for _ in range(88):
-        run.update(0.0)
-    run.ask()
-
-    rates = run.to_the_end(0.01)
-
-    assert run.state.global_step == 100
-    assert len(rates) == 9
-    assert rates[-2] == pytest.approx(0.1)
-
-
-def test_end_that_is_planned_earlier_stays(monkeypatch):
-    run = Run(monkeypatch)
-    run.update(90.0)
-    run.ask()
-
-    run.to_the_end(0.5)
-
-    assert 97 <= run.now - 1000 <= 97.5
-
-
-def test_half_of_the_minutes_asked_for_stays_for_updates(monkeypatch):
-    run = Run(monkeypatch, updates=10**6)
-    run.update(1.0)
-    run.now += 50
-    run.tell("on_evaluate")
-    run.ask()
-
-    run.to_the_end(1.0)
-
-    assert 10 <= run.now - 1051 <= 11
-
-
-def test_finishing_run_evaluates_at_its_end_alone(monkeypatch):
-    run = Run(monkeypatch, updates=10**6)
-    run.update(1.0)
-    run.now += 8
-    run.tell("on_evaluate")
-    run.ask()
-
-    # The last evaluation begins 12 seconds after the signal.
-    run.control.should_evaluate = run.control.should_save = True
-    run.update(5)
-    assert not run.control.should_evaluate
-    run.control.should_evaluate = run.control.should_save = True
-    run.tell("on_epoch_end")
-    assert not run.control.should_evaluate
-    assert not run.control.should_save
-    run.to_the_end(1)
-    run.tell("on_epoch_end")
-    assert run.control.should_evaluate
-    assert run.control.should_save
-
-
-def test_minutes_continue_no_run_of_updates(monkeypatch, tmp_path):
-    TrainerState(global_step=3).save_to_json(str(tmp_path / "trainer_state.json"))
-
-    with pytest.raises(ValueError, match="--minutes continues runs that began with it"):
-        Run(monkeypatch, checkpoint=tmp_path, first=3)
-
-
-# Ending early
 
 
 @pytest.fixture
@@ -296,7 +191,7 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize(("minutes", "seconds", "is_over"), [(1.5, 89, False), (1.5, 91, True)])
 def test_minutes_of_a_run_are_minutes(clock, minutes, seconds, is_over):
-    stop, control = StopOnRequest(TrainSettings(max_minutes=minutes)), TrainerControl()
+    stop, control = Schedule(TrainSettings(max_minutes=minutes)), TrainerControl()
     stop.on_train_begin(ARGUMENTS, TrainerState(), control)
     clock.now += seconds
 
@@ -307,20 +202,21 @@ def test_minutes_of_a_run_are_minutes(clock, minutes, seconds, is_over):
 
 
 @pytest.mark.parametrize(
-    ("changes", "interrupted", "done", "saves", "scores"),
+    ("changes", "epoch", "done", "saves", "scores"),
     [
-        ({}, False, [], True, True),
-        ({}, True, [], True, False),
-        ({}, False, ["on_save"], False, True),
-        ({}, False, ["on_evaluate"], True, False),
-        ({"save_strategy": "no"}, False, [], False, True),
-        ({"eval_strategy": "no"}, False, [], True, False),
+        ({}, 1.5, [], True, False),
+        ({}, 1.5, ["on_save"], False, False),
+        ({}, 2.0, [], True, False),
+        ({"eval_strategy": "epoch"}, 2.0, [], True, True),
+        ({"eval_strategy": "epoch", "save_strategy": "no"}, 2.0, [], False, True),
     ],
 )
-def test_early_end_is_saved_and_scored_once(clock, changes, interrupted, done, saves, scores):
-    arguments, state, control = arguments_of(**changes), TrainerState(), TrainerControl()
-    stop = StopOnRequest(TrainSettings(max_minutes=0.0))
-    stop.interrupted = interrupted
+def test_early_end_is_saved_and_scored_later_unless_that_was_planned(
+    clock, changes, epoch, done, saves, scores
+):
+    arguments, state = arguments_of(**changes), TrainerState(epoch=epoch)
+    control = TrainerControl()
+    stop = Schedule(TrainSettings(max_minutes=0.0))
     stop.on_train_begin(arguments, state, control)
     clock.now += 1
     state.global_step = 5
@@ -328,63 +224,19 @@ def test_early_end_is_saved_and_scored_once(clock, changes, interrupted, done, s
         getattr(stop, event)(arguments, state, control)
 
     stop.on_step_end(arguments, state, control)
+    # As Trainer's own callback does at the end of an epoch.
+    control.should_evaluate = control.should_save = True
     stop.on_epoch_end(arguments, state, control)
 
     assert (control.should_save, control.should_evaluate) == (saves, scores)
 
 
-def test_first_signal_only_asks_a_run_that_can_finish(capsys):
-    stop = StopOnRequest(TrainSettings(finish_within=3))
-
-    with interrupts_stop(stop):
-        signal.raise_signal(signal.SIGINT)
-        assert (stop.asked, stop.interrupted) == (True, False)
-        assert "Finishing within 3 minutes. Repeat" in capsys.readouterr().out
-        signal.raise_signal(signal.SIGINT)
-        assert stop.interrupted
-        assert "Stopping after this update" in capsys.readouterr().out
-        with pytest.raises(StoppedBySignalError):
-            signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_processes_finish_when_all_know_that_one_was_asked(monkeypatch, world_size):
-    here, there = (StopOnRequest(TrainSettings(finish_within=3)) for _ in range(2))
-    there.asked = True
-    votes = torch.tensor([0, 0, 1])
-    monkeypatch.setattr("vanilla_transformer_tools.training.stopping.reduce", lambda *_: votes)
-    control = TrainerControl()
-    assert not there.finishing
-
-    for stop in (here, there):
-        stop.on_step_end(arguments_of(world_size=world_size), TrainerState(), control)
-
-    assert there.finishing
-    # A signal that comes now is the second one.
-    assert (here.finishing, here.asked) == (world_size == 2, world_size == 2)
-    assert not control.should_training_stop
-
-
 # Runs
-
-
-@pytest.fixture
-def run_minutes(corpus, tmp_path, monkeypatch):
-    """Trains for some minutes, for which the vocabulary alone is chosen."""
-    monkeypatch.setattr(plan, "measure", lambda *_: None)
-    rule = {"vocab_size": lambda *_: (320, "few pairs")}
-    monkeypatch.setattr(auto_settings, "RULES", rule)
-
-    def run(minutes, **changes):
-        settings = build_settings(corpus, minutes=minutes, vocab_size=10_000, **changes)
-        return train(settings, build_arguments(settings, tmp_path, num_train_epochs=1_000_000))
-
-    return run
 
 
 def test_all_evaluations_after_the_last_update_are_reserved(corpus, tmp_path, monkeypatch):
     evaluated, reserved = [], []
-    evaluate, begin = TokenBatchTrainer.evaluate, StopOnRequest.on_train_begin
+    evaluate, begin = TokenBatchTrainer.evaluate, Schedule.on_train_begin
 
     def note_update(self, *args, **kwargs):
         evaluated.append(self.state.global_step)
@@ -395,28 +247,33 @@ def test_all_evaluations_after_the_last_update_are_reserved(corpus, tmp_path, mo
         begin(self, *args, **kwargs)
 
     monkeypatch.setattr(TokenBatchTrainer, "evaluate", note_update)
-    monkeypatch.setattr(StopOnRequest, "on_train_begin", note_reserve)
-    averages = {"average_last": 2, "moving_average": 0.9}
-    settings = build_settings(corpus, finish_within=1.0, max_validation_pairs=1, **averages)
+    monkeypatch.setattr(Schedule, "on_train_begin", note_reserve)
+    settings = {"average_last": 2, "moving_average": 0.9, "max_validation_pairs": 1}
     by_updates = {"save_strategy": "steps", "save_steps": 1}
     by_updates |= {"eval_strategy": "steps", "eval_steps": 1}
 
-    train(settings, build_arguments(settings, tmp_path, max_steps=2, **by_updates))
+    run_training(corpus, tmp_path, settings, max_steps=2, **by_updates)
 
     assert reserved == [3]
     assert evaluated.count(2) == 3
 
 
-def test_run_ends_scored_and_records_what_was_chosen(run_minutes, tmp_path, monkeypatch, capsys):
+def test_run_of_minutes_ends_scored_and_records_what_was_chosen(
+    corpus, tmp_path, monkeypatch, capsys
+):
     def end(self, args, state, control, **_):
         control.should_training_stop = True
 
-    monkeypatch.setattr(StopOnRequest, "on_step_end", end)
-    monkeypatch.setattr(training, "prefer_last", lambda _, best: Outcome("last", best.scores))
-    run_minutes(10.0)
+    monkeypatch.setattr(Schedule, "on_step_end", end)
+    monkeypatch.setattr(training, "measure", lambda *_: SimpleNamespace())
+    decisions = (Decision("vocab_size", 320, "few pairs"),)
+    monkeypatch.setattr(plan, "decide", lambda *_: decisions)
+
+    settings = {"minutes": 10.0, "vocab_size": 10_000}
+    run_training(corpus, tmp_path, settings, num_train_epochs=1_000_000)
 
     run = read_json(tmp_path / "run.json")
-    assert (run["updates"], run["weights"]) == (1, "last")
+    assert (run["updates"], run["weights"]) == (1, "best checkpoint")
     assert run["settings"]["vocab_size"] == 320
     assert run["decisions"] == [{"option": "vocab_size", "value": 320, "reason": "few pairs"}]
     assert "validation" in read_json(tmp_path / "results.json")
@@ -435,8 +292,8 @@ def test_command_with_minutes_ends_with_them_annealed(corpus, tmp_path, monkeypa
         seconds.append(time.monotonic() - began)
 
     monkeypatch.setattr(training, "train", timed_train)
-    speed = corpus_stats.Speed(10_000.0)
-    monkeypatch.setattr(corpus_stats, "training_speed", lambda arguments: speed)
+    speed = stats.Speed(10_000.0)
+    monkeypatch.setattr(stats, "training_speed", lambda arguments: speed)
     files = {
         split: [f"{corpus}/{split}.de", f"{corpus}/{split}.en"] for split in ("train", "validation")
     }

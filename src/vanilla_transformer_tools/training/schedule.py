@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,8 +14,8 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast, reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
-from vanilla_transformer_tools.progress import duration
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.checkpoints import read_state
 
@@ -40,65 +39,39 @@ class StoppedBySignalError(KeyboardInterrupt):
         self.signum = signum
 
 
-@dataclass(frozen=True)
-class Fall:
-    """The learning rate falls to 0: during a whole run, or from where a signal found it.
+def time_left(began: float, deadline: float, now: float) -> float:
+    """Share of a time that is left, 1 to 0.
 
-    Attributes:
-        began: When the fall began, by `time.monotonic`.
-        seconds: Length of the fall.
-        most_reserved: Largest share of it that is reserved for evaluations and checkpoints.
-        height: Share of the learning rate that was left when it began.
-        update: Number of updates when it began.
-        last_update: Last update of the run; None: the time decides on it.
+    Args:
+        began: Beginning, by any clock.
+        deadline: End, by the same clock.
+        now: Present, by the same clock.
     """
-
-    began: float
-    seconds: float
-    most_reserved: float = 1.0
-    height: float = 1.0
-    update: int = 0
-    last_update: int | None = None
-
-    def share(self, now: float, deadline: float, update: int) -> float:
-        """Remaining share of the learning rate for the next update, 1 to 0."""
-        for_updates = deadline - self.began
-        share = max(0.0, deadline - now) / for_updates if for_updates > 0 else 0.0
-        if self.last_update is not None:
-            # The last update may come before the deadline.
-            left = max(0, self.last_update - 1 - update)
-            share = min(share, left / max(1, self.last_update - self.update))
-        return self.height * share
+    return max(0.0, deadline - now) / (deadline - began) if deadline > began else 0.0
 
 
-class StopOnRequest(TrainerCallback):
+class Schedule(TrainerCallback):
     """Ends training after the current update: at a deadline, after a signal, or with its minutes.
 
     With `minutes`, the learning rate is multiplied by the share of the time that is left. This
     adapts: if another program slows the run down, the rate falls more from one update to the next.
     Time for the last evaluations and the last checkpoint is reserved, as long as the latest ones
     took; an earlier one is left out if it would leave updates less time than it takes itself. A
-    resumed run has the time that was left at its checkpoint.
-
-    With `finish_within`, a first signal only makes the rate fall from where it is to 0, in any
-    schedule that is a function of the update. A resumed run has the schedule that it had before
-    the signal. The clock of process 0 decides for all.
+    resumed run has the time that was left at its checkpoint. The clock of process 0 decides for
+    all.
 
     Args:
-        settings: Settings of the run: `minutes`, `max_minutes` and `finish_within`.
+        settings: Settings of the run: `minutes` and `max_minutes`.
         started: When the run began or was resumed, by `time.monotonic`.
         checkpoint: Folder from which the run is resumed; None for a new run.
         evaluations: Number of evaluations after the last update.
 
     Attributes:
         deadline: When the last update ends, by `time.monotonic`.
-        asked: Whether a signal to finish arrived, in this process or in another one.
-        finishing: The same, as all processes know it since the latest update.
         interrupted: Whether a signal to stop arrived, in this process or in another one.
         signum: Number of the signal in this process; SIGTERM if another process received one.
         share_left: Factor of the learning rate, 1 to 0.
         can_evaluate: Whether another evaluation would leave time for updates before the last one.
-        decay: The fall of the rate after a signal; None before it.
     """
 
     def __init__(
@@ -108,30 +81,34 @@ class StopOnRequest(TrainerCallback):
         checkpoint: Path | None = None,
         evaluations: int = 1,
     ) -> None:
-        self.max_minutes, self.finish_within = settings.max_minutes, settings.finish_within
-        minutes = settings.minutes
+        self.max_minutes = settings.max_minutes
+        self.seconds = None if settings.minutes is None else 60 * settings.minutes
         # As if the run had never paused.
-        self.started = started if minutes is None else started - _seconds_used(checkpoint)
-        self.planned = None if minutes is None else Fall(self.started, 60 * minutes)
-        self.decay: Fall | None = None
+        self.started = started if self.seconds is None else started - _seconds_used(checkpoint)
         self.deadline = math.inf
-        self.asked = self.finishing = self.interrupted = False
+        self.interrupted = False
         self.signum: int = signal.SIGTERM
-        self.evaluates = True
-        self.scored_step = self.saved_step = 0
         self.share_left, self.can_evaluate = 1.0, True
         self.evaluations = evaluations
         # Seconds that the latest evaluation and checkpoint took, and the time of the latest event.
         self.evaluating: float | None = None
         self.saving = 0.0
+        self.saved_step = 0
         self.now = time.monotonic()
 
     @property
     def minutes_left(self) -> float | None:
         """Minutes until the end, evaluation included; None: updates decide."""
-        if self.planned is None:
+        if self.seconds is None:
             return None
-        return (self.started + self.planned.seconds - time.monotonic()) / 60
+        return (self.started + self.seconds - time.monotonic()) / 60
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time is left for an update."""
+        if self.seconds is None:
+            return False
+        return time.monotonic() >= self.started + self.seconds - self._reserve(self.seconds)
 
     def _lap(self) -> float:
         """Seconds since the previous event; this one is now."""
@@ -159,42 +136,30 @@ class StopOnRequest(TrainerCallback):
         self._lap()
         if self.max_minutes is not None:
             self.deadline = self.now + 60 * self.max_minutes
-        if lr_scheduler is None or (self.planned is None and self.finish_within is None):
+        if lr_scheduler is None or self.seconds is None:
             return
         self.first_time, self.first_update = self.now, state.global_step
         self._set_share(args, state)
-        lr_scheduler.lr_lambdas = [
-            partial(self._rate, schedule) for schedule in lr_scheduler.lr_lambdas
-        ]
-        if self.planned is None or self.share_left:
-            return
-        if not state.global_step:
-            seconds = self.planned.seconds
+        lr_scheduler.lr_lambdas = [partial(self._rate, each) for each in lr_scheduler.lr_lambdas]
+        if not self.share_left and not state.global_step:
             raise ValueError(
-                f"The {seconds / 60:g} minutes of this run are over before its first update: "
+                f"The {self.seconds / 60:g} minutes of this run are over before its first update: "
                 f"reading the pairs and trying batches took {self.first_time - self.started:.0f} "
-                f"seconds, and {self._reserve(seconds):.0f} are reserved for the last "
+                f"seconds, and {self._reserve(self.seconds):.0f} are reserved for the last "
                 "evaluation. Give more --minutes, or fewer pairs."
             )
-        # `_run_epoch` makes no update in a run that has no time left.
-        state.max_steps = state.global_step
 
     def _rate(self, schedule: Callable[[int], float], update: int) -> float:
-        # After the signal the rate only falls, also if it was warming up.
-        return schedule(self.decay.update if self.decay else update) * self.share_left
+        return schedule(update) * self.share_left
 
     def _set_share(self, args: TrainingArguments, state: TrainerState) -> None:
         """Sets the deadline and the share of the learning rate by the clock."""
-        if self.planned is not None:
-            state.stateful_callbacks[_SECONDS] = {"used": self.now - self.started}
-        schedule = self.decay or self.planned
-        if schedule is None:
+        if self.seconds is None:
             return
-        reserve = min(self._reserve(schedule.seconds), schedule.most_reserved * schedule.seconds)
-        deadline = schedule.began + schedule.seconds - reserve
-        # A signal never puts an end off that was planned earlier.
-        self.deadline = min(deadline, self.deadline) if self.decay else deadline
-        share = schedule.share(self.now, self.deadline, state.global_step)
+        state.stateful_callbacks[_SECONDS] = {"used": self.now - self.started}
+        reserve = min(self._reserve(self.seconds), self.seconds)
+        self.deadline = self.started + self.seconds - reserve
+        share = time_left(self.started, self.deadline, self.now)
         # Scores shortly before the last ones are not worth the updates that they cost.
         can_evaluate = self.now + 2 * (self.evaluating or 0.0) <= self.deadline
         if args.world_size > 1:
@@ -203,52 +168,30 @@ class StopOnRequest(TrainerCallback):
         self.share_left, self.can_evaluate = share, bool(can_evaluate)
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        lr_scheduler: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Sets the learning rate, and stops training in all processes at the same update.
 
-        After a signal the rate begins to fall. With `minutes`, the number of updates is estimated
-        for the reports.
+        With `minutes`, the number of updates is estimated for the reports.
         """
         self._lap()
-        begins_decay = self.finishing and self.decay is None
-        if begins_decay:
-            self.decay = Fall(
-                self.now,
-                60 * (self.finish_within or 0.0),
-                most_reserved=0.5,
-                height=self.share_left,
-                update=state.global_step,
-                last_update=None if self.planned else state.max_steps,
-            )
         self._set_share(args, state)
-        left = max(0.0, self.deadline - self.now)
-        if begins_decay:
-            PartialState().print(
-                f"finishing   the learning rate falls from {lr_scheduler.get_last_lr()[0]:.2e} to "
-                f"0 in {duration(left)}, then the run is evaluated and saved"
-            )
         if not self.can_evaluate:
             control.should_evaluate = control.should_save = False
-        if self.planned is not None:
+        if self.seconds is not None:
             pace = (self.now - self.first_time) / (state.global_step - self.first_update)
             # Trainer would stop at this update, so it is never the next one.
+            left = max(0.0, self.deadline - self.now)
             state.max_steps = state.global_step + 2 + int(left / max(pace, 1e-9))
-        late = time.monotonic() > self.deadline
         # If only one process stopped, the others would wait for it forever.
-        interrupted, late, finishing = _in_any_process(args, self.interrupted, late, self.asked)
+        late = time.monotonic() > self.deadline
+        interrupted, late = _in_any_process(args, self.interrupted, late)
         # A signal may arrive meanwhile.
         self.interrupted |= interrupted
-        self.asked |= finishing
-        self.finishing = finishing
-        if interrupted or late:
-            self.evaluates = not interrupted
-            control.should_training_stop = True
+        control.should_training_stop |= interrupted or late
+        if control.should_training_stop and control.should_evaluate:
+            # Trainer evaluates the last update too.
+            control.should_evaluate = is_planned(args.eval_strategy, state.eval_steps, state)
 
     def is_interrupted(self, args: TrainingArguments) -> bool:
         """Whether a signal to stop arrived in any process; all of them call it together."""
@@ -259,8 +202,8 @@ class StopOnRequest(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, *others: Any, **named: Any
     ) -> None:
-        """Measures an evaluation, and remembers whose weights need not be evaluated again."""
-        self.scored_step, self.evaluating = state.global_step, self._lap()
+        """Measures an evaluation."""
+        self.evaluating = self._lap()
         self._set_share(args, state)
 
     def on_save(
@@ -273,19 +216,31 @@ class StopOnRequest(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Saves the state of an early stop, and evaluates it unless a signal asked for the stop.
+        """Saves the state of a run that stops; an unplanned evaluation comes after training.
 
-        The evaluation of another epoch is left out if there is no time for it.
+        So a resumed run knows as little of it as one that was not interrupted.
         """
         if control.should_training_stop:
             is_saved = self.saved_step == state.global_step
             control.should_save = args.save_strategy != "no" and not is_saved
-            is_scored = self.scored_step == state.global_step
-            control.should_evaluate = (
-                args.eval_strategy != "no" and self.evaluates and not is_scored
+            control.should_evaluate &= args.eval_strategy == IntervalStrategy.EPOCH and is_planned(
+                args.eval_strategy, 1, state
             )
         elif not self.can_evaluate:
             control.should_evaluate = control.should_save = False
+
+
+def is_planned(strategy: str, steps: float, state: TrainerState) -> bool:
+    """Whether a run that was not stopped would save, or evaluate, after this update.
+
+    Args:
+        strategy: Strategy of saving or evaluating, of Trainer's arguments.
+        steps: Its interval in updates.
+        state: State of the run.
+    """
+    if strategy == IntervalStrategy.STEPS:
+        return state.global_step % steps == 0
+    return strategy == IntervalStrategy.EPOCH and state.epoch is not None and state.epoch % 1 == 0
 
 
 def _in_any_process(args: TrainingArguments, *flags: bool) -> list[bool]:
@@ -298,24 +253,16 @@ def _in_any_process(args: TrainingArguments, *flags: bool) -> list[bool]:
 
 
 @contextmanager
-def interrupts_stop(stop: StopOnRequest) -> Iterator[None]:
+def interrupts_stop(schedule: Schedule) -> Iterator[None]:
     """The first Ctrl-C ends training after the current update, a second one immediately.
 
-    If the run can finish within some minutes, one before these asks for that. So does SIGTERM,
-    which batch systems send some time before SIGKILL.
+    So does SIGTERM, which batch systems send some time before SIGKILL.
     """
 
     def request(signum: int, frame: FrameType | None) -> None:
-        if stop.interrupted:
+        if schedule.interrupted:
             raise StoppedBySignalError(signum)
-        if stop.finish_within is not None and not stop.asked:
-            stop.asked = True
-            PartialState().print(
-                f"\nFinishing within {stop.finish_within:g} minutes. Repeat the signal to stop "
-                "after an update."
-            )
-            return
-        stop.interrupted, stop.signum = True, signum
+        schedule.interrupted, schedule.signum = True, signum
         PartialState().print("\nStopping after this update. Repeat the signal to stop immediately.")
 
     previous = {number: signal.signal(number, request) for number in _STOPPING_SIGNALS}

@@ -1,0 +1,122 @@
+"""The trainer of a plan: tokenizers, model, batches that fit the memory, and validation pairs."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import find_executable_batch_size, gather_object
+from transformers import set_seed
+
+from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
+from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer_tools.text.filters import Corpus
+from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.training_data import build_data
+from vanilla_transformer_tools.training.checkpoints import MovingAverage
+from vanilla_transformer_tools.training.corpus import validation_sample
+from vanilla_transformer_tools.training.optimizer import muon_and_adam
+from vanilla_transformer_tools.training.plan import RunPlan
+from vanilla_transformer_tools.training.start import Start, build_model
+from vanilla_transformer_tools.training.trainer import (
+    TokenBatchTrainer,
+    TrainingPass,
+    limit_waiting,
+    r_drop,
+    scorer,
+)
+
+
+def build(
+    plan: RunPlan, corpus: Corpus, start: Start, training_pass: TrainingPass | None = None
+) -> tuple[TokenBatchTrainer, RunPlan]:
+    """Makes or loads tokenizers, model and batches of a run.
+
+    Args:
+        plan: Plan of the run.
+        corpus: The text of the run.
+        start: What the run takes over; its model is changed in place.
+        training_pass: Calls the model, see `TokenBatchTrainer`; None: as the settings say.
+
+    Returns:
+        The trainer, and the plan with batches that fit the memory of a GPU.
+
+    Raises:
+        ValueError: If model, tokenizers and checkpoint do not fit together.
+    """
+    settings, arguments = plan.settings, plan.arguments
+    limit_waiting(arguments)
+    set_seed(arguments.seed)
+    tokenizers, model = build_model(settings, start, plan.config, corpus.filtered.kept)
+    if settings.r_drop:
+        training_pass = partial(r_drop, alpha=settings.r_drop)
+    decay = settings.moving_average
+    named: dict[str, Any] = {
+        "model": model,
+        "args": arguments,
+        "training_pass": training_pass,
+        "patience": settings.early_stopping_patience,
+        "moving_average": None if decay is None else MovingAverage(decay),
+        "with_start": plan.with_start,
+        **_validation(plan, corpus, tokenizers),
+    }
+
+    def with_batches(tokens: int | None) -> TokenBatchTrainer:
+        sized = replace(settings, max_tokens_per_batch=tokens)
+        data = build_data(corpus, tokenizers, sized, arguments)
+        return TokenBatchTrainer(data, tokenizers, **named)
+
+    tokens = settings.max_tokens_per_batch
+    trainer = with_batches(tokens)
+    if arguments.device.type == "cuda" and plan.batch_reason:
+
+        @find_executable_batch_size(starting_batch_size=tokens)
+        def fitting(batch_size: int) -> int:
+            _try(trainer if batch_size == tokens else with_batches(batch_size))
+            return batch_size
+
+        # All processes take shares of the same batches, so the fullest GPU decides.
+        fits = min(gather_object([fitting()]))
+        if fits != tokens:
+            trainer, reason = with_batches(fits), f"because {tokens:,} do not fit the memory"
+            sized = replace(settings, max_tokens_per_batch=fits)
+            plan = replace(plan, settings=sized, batch_reason=reason)
+    if settings.optimizer == "muon":
+        trainer.optimizer = muon_and_adam(trainer)
+    return trainer, plan
+
+
+def _try(trainer: TokenBatchTrainer) -> None:
+    """Trains on a batch, beside tensors as large as the two moments of Adam; keeps nothing."""
+    weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    moments = [torch.empty_like(weight) for weight in weights for _ in range(2)]
+    with torch.random.fork_rng():
+        trainer.try_batch(next(iter(trainer.get_train_dataloader())))
+    trainer.model.zero_grad()
+    del moments
+
+
+def _validation(plan: RunPlan, corpus: Corpus, tokenizers: TokenizerPair) -> dict[str, Any]:
+    """Arguments of a trainer for the validation pairs."""
+    if corpus.validation is None:
+        return {}
+    settings, arguments = plan.settings, plan.arguments
+    pairs = validation_sample(corpus.validation, settings.max_validation_pairs)
+    tokenized, _ = tokenize_pairs(pairs, tokenizers, max_length=settings.max_length)
+    # Sources of similar length are generated together, which saves steps.
+    source_lengths = pair_lengths(tokenized)[:, 0]
+    tokenized = tokenized.select(np.argsort(-source_lengths, kind="stable"))
+    scores = None
+    if arguments.predict_with_generate and not arguments.prediction_loss_only and plan.facts.bleu:
+        # Outputs have no blank ends either.
+        references = list(map(without_blank_ends, tokenized["target"]))
+        scores = scorer(tokenizers.target, references, plan.facts.bleu, settings.metrics)
+    longest = min(int(source_lengths.max()) + MAX_EXTRA_TOKENS, plan.config.last_position)
+    return {
+        "eval_dataset": tokenized,
+        "compute_metrics": scores,
+        # The start token too.
+        "longest_output": 1 + int(longest),
+    }

@@ -1,0 +1,115 @@
+"""What a run must know of its text: samples from all over it, and the facts that they show."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
+    BleuTokenizer,
+    language_of_file,
+    resolve,
+)
+from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.text.filters import Corpus
+from vanilla_transformer_tools.text.parallel_text import holds_both_sides
+from vanilla_transformer_tools.text.sentences import INNER_ENDS, has_inner_end
+
+# Number of lines in which those with several sentences are counted.
+_LINES = 10_000
+# Name in `run.json`: the share of sources without any letter, such as "42" and "-".
+WITHOUT_LETTER = "sources_without_letters"
+_BLEU = "bleu_tokenizer"
+
+
+def sample(size: int, most: int) -> list[int]:
+    """Rows from all over a corpus, in order: one drawn from each of `most` equal parts.
+
+    So each file and each part of a file has its share, also where languages alternate. A corpus of
+    a size always has the same sample.
+
+    Args:
+        size: Number of rows.
+        most: Number of rows of the sample; all rows if there are no more.
+    """
+    if size <= most:
+        return list(range(size))
+    ends = np.linspace(0, size, most + 1).astype(int)
+    rows: list[int] = np.random.default_rng(0).integers(ends[:-1], ends[1:]).tolist()
+    return rows
+
+
+def validation_sample(pairs: Dataset, most: int | None) -> Dataset:
+    """Validation pairs that are scored: all, or a sample in which each language has its share.
+
+    Args:
+        pairs: With a column `tag` if the run has several languages.
+        most: Number of pairs of the sample; None: all.
+    """
+    if most is None or len(pairs) <= most:
+        return pairs
+    rows = np.arange(len(pairs))
+    if "tag" in pairs.column_names:
+        rows = np.argsort(np.array(pairs["tag"][:]), kind="stable")
+    # In memory: a selection of rows would be copied, with a bar of its own, before it is tokenised.
+    chosen = pairs.select(np.sort(rows[sample(len(pairs), most)]))
+    return Dataset.from_dict(chosen.to_dict())
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a plan must know of the text.
+
+    Attributes:
+        pairs: Number of training pairs; None for a stream.
+        inner_ends: Share of the sources that have more than one sentence.
+        without_letter: Share of the sources without any letter.
+        validation_pairs: Number of validation pairs.
+        bleu: BLEU's tokenizer for the validation pairs; None without any.
+    """
+
+    pairs: int | None
+    inner_ends: float
+    without_letter: float
+    validation_pairs: int = 0
+    bleu: BleuTokenizer | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Facts in `run.json`."""
+        facts: dict[str, Any] = {INNER_ENDS: self.inner_ends, WITHOUT_LETTER: self.without_letter}
+        return facts | ({_BLEU: asdict(self.bleu)} if self.bleu else {})
+
+
+def look_at(corpus: Corpus, settings: TrainSettings, previous: Mapping[str, Any]) -> Facts:
+    """Facts of the text of a run; a stream shows only its first pairs.
+
+    Args:
+        corpus: The text.
+        settings: Settings of the run.
+        previous: Record of a run that is resumed, whose BLEU tokenizer stays; empty for a new one.
+    """
+    pairs = corpus.filtered.kept
+    lines = pairs.select(sample(len(pairs), _LINES))["source"][:]
+    letters = [any(character.isalpha() for character in line) for line in lines]
+    bleu = None
+    if corpus.validation is not None:
+        recorded = previous.get(_BLEU)
+        bleu = BleuTokenizer(**recorded) if recorded else _choose_bleu(corpus.validation, settings)
+    return Facts(
+        None if settings.streaming else len(pairs),
+        round(sum(map(has_inner_end, lines)) / len(lines), 4),
+        round(1 - sum(letters) / len(lines), 4),
+        0 if corpus.validation is None else len(corpus.validation),
+        bleu,
+    )
+
+
+def _choose_bleu(validation: Dataset, settings: TrainSettings) -> BleuTokenizer:
+    *_, file = settings.validation
+    of_file = None if holds_both_sides(file) else language_of_file(file)
+    languages = [settings.target_language, of_file, *settings.language[1:2]]
+    references = validation["target"][:]
+    return resolve(settings.bleu_tokenize, references, languages, settings.pretokenized)

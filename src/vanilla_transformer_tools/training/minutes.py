@@ -1,0 +1,273 @@
+"""What `--minutes` decides: rules from statistics of text and machine to a value for each option.
+
+The rules look at the data once and search for nothing. docs/defaults.md has the evidence for each.
+An option that the user gives is not changed, and later rules follow it.
+"""
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
+from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.training.options import consistent_defaults, recipe
+from vanilla_transformer_tools.training.stats import VOCABULARY_THAT_COPIES, CorpusStats
+
+# A task of fewer words is a closed pattern, such as the commands of SCAN.
+_WORDS_OF_A_PATTERN = 50
+# Evaluations should take little of the time.
+_VALIDATION_TOKENS_PER_MINUTE = 700
+# With this number of updates, doubling the batch is better than doubling the updates.
+_MANY_UPDATES = 8000
+# On a GPU a batch of twice the tokens may take hardly longer.
+_NEARLY_AS_MANY = 0.8
+# Learning rates of `tiny` by optimizer: by the least tokens of a batch, and for a closed pattern.
+_LEARNING_RATES = {
+    "adam": ({32_768: 0.008, 4096: 0.004, 0: 0.003}, 0.002),
+    "muon": ({2048: 0.008, 0: 0.006}, 0.004),
+}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A value that a rule chose for an option, and why."""
+
+    option: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        name = "config dropout=" if self.option == "dropout" else f"{self.option} "
+        words = self.value if isinstance(self.value, list) else [self.value]
+        value = "" if self.value is True else " ".join(map(str, words))
+        return f"chosen      --{f'{name}{value}'.strip()}: {self.reason}"
+
+
+# An option, its value and the reason.
+_Choice = tuple[str, Any, str]
+
+
+def decide(
+    stats: CorpusStats,
+    settings: TrainSettings,
+    tokenizers: TokenizerPair | None = None,
+    given: Collection[str] = (),
+) -> tuple[Decision, ...]:
+    """Choices of the rules for the options that were not given.
+
+    Args:
+        stats: Statistics of text and machine.
+        settings: Settings of the user, and defaults.
+        tokenizers: Saved tokenizers that the run takes over; None: it learns its own.
+        given: Names of the options that the user gave.
+    """
+    taken = _taken(settings, given)
+    chosen, decisions = asdict(settings), []
+    if tokenizers:
+        # Of imported tokenizers the nearest options; those of both sides are the source's.
+        source = tokenizers.source
+        chosen |= {"tokenizer_kind": _kind(source), "vocab_size": len(source)}
+    for rules in (_of_text, _of_model, _of_batches, _of_updates):
+        # Each rule sees the values of those before it.
+        for option, value, reason in rules(stats, chosen):
+            if option not in taken:
+                chosen[option] = value
+                decisions.append(Decision(option, value, reason))
+    return tuple(decisions)
+
+
+def _of_text(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choice]:
+    """Rules for the tokenizer and what it decides on."""
+    # Sentences in scripts without blanks have translations that consist of words.
+    target_words = stats.words - stats.source_words
+    target_characters = stats.characters - stats.source_characters
+    are_symbols = target_words <= 1.5 or target_characters <= 4 * target_words
+    kind, reason = "bpe", f"{stats.distinct_words:,} different words"
+    if stats.distinct_words <= 1000 and stats.occurrences >= 20:
+        kind = "word"
+        reason = (
+            f"only {stats.distinct_words:,} different words, each {stats.occurrences:,.0f} times"
+        )
+    elif stats.source_words <= 1.5 and stats.source_characters <= 20 and are_symbols:
+        kind, reason = (
+            "char",
+            f"sources are single words of {stats.source_characters:.0f} characters",
+        )
+    yield "tokenizer_kind", kind, reason
+    kind = chosen["tokenizer_kind"]
+    if kind in ("bpe", "unigram"):
+        if stats.is_copied:
+            reason = f"{stats.copied_words:.0%} of the long words are copied, by their pieces"
+            yield "vocab_size", VOCABULARY_THAT_COPIES, reason
+        else:
+            sizes = {10_000: 4000, 1_000_000: 10_000, math.inf: 32_000}
+            limit = next(limit for limit in sizes if stats.pairs < limit)
+            of_limit = f", less than {limit:,}" if limit < math.inf else ""
+            yield "vocab_size", sizes[limit], f"{stats.pairs:,} pairs{of_limit}"
+    tokens = {"word": stats.long_words, "char": stats.long_characters}
+    # BPE on identifiers and rare words has 3 characters a token.
+    needed = 1 + tokens.get(kind, stats.long_characters // 3)
+    if needed > chosen["max_length"]:
+        reason = f"1 pair in 1,000 is longer than about {needed:,} tokens"
+        yield "max_length", min(640, needed), reason
+    if kind in ("word", "char"):
+        reason = "tokens are symbols, so whole lines and single tokens count"
+        yield "metrics", ["wer", "per"], reason
+
+
+def _is_pattern(stats: CorpusStats, chosen: Mapping[str, Any]) -> bool:
+    """Whether the words are so few that there is one right answer, to be learned exactly."""
+    return stats.distinct_words < _WORDS_OF_A_PATTERN and chosen["tokenizer_kind"] == "word"
+
+
+def _of_model(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choice]:
+    """Rules for the size, and against learning by heart."""
+    passes = stats.passes({**chosen, "preset": "tiny"})
+    size = "tiny", f"time for {passes:.1f} passes of the smallest size"
+    for preset, pairs, least in (("small", 100_000, 15), ("base", 1_000_000, 5)):
+        if stats.pairs >= pairs and stats.passes({**chosen, "preset": preset}) >= least:
+            size = preset, f"time for {least} passes and more"
+    yield "preset", size[0], f"{stats.pairs:,} pairs, and {size[1]}"
+    yield "dropout", *_dropout(stats, chosen)
+    if _is_pattern(stats, chosen):
+        yield "label_smoothing_factor", 0.0, "a closed pattern has one right answer"
+
+
+def _dropout(stats: CorpusStats, chosen: Mapping[str, Any]) -> tuple[float, str]:
+    passes = stats.passes(chosen)
+    if _is_pattern(stats, chosen):
+        return 0.1, f"a closed pattern of {stats.distinct_words} words"
+    if passes < 2:
+        return 0.0, f"{passes:.1f} passes over the data: each pair is still new"
+    if passes < 15:
+        return 0.1, f"{passes:.1f} passes over the data are too few to learn them by heart"
+    if stats.is_copied:
+        return 0.1, f"{stats.copied_words:.0%} of the long words are copied, not learned by heart"
+    if passes < 20 or chosen["tokenizer_kind"] in ("word", "char"):
+        return 0.2, f"{passes:.0f} passes over {'symbols' if passes >= 20 else 'the data'}"
+    return 0.3, f"{passes:.0f} passes over the data"
+
+
+def _of_batches(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choice]:
+    """Rules for batches, optimizer and learning rate."""
+    batch = 1024 if chosen["tokenizer_kind"] in ("word", "char") else 2048
+    # The longest pair must fit.
+    while batch < 2 * chosen["max_length"] or _is_worth_doubling(stats, chosen, batch):
+        batch *= 2
+    yield "max_tokens_per_batch", batch, f"about {stats.updates(chosen, batch):,.0f} updates"
+    if chosen["preset"] != "tiny":
+        return
+    if stats.device == "cpu":
+        yield "optimizer", "muon", "tiny on a CPU learns more in the same time than with Adam"
+    optimizer, batch = chosen["optimizer"], chosen["max_tokens_per_batch"]
+    rates, of_pattern = _LEARNING_RATES[optimizer]
+    rate = next(rate for least, rate in rates.items() if batch >= least)
+    reason = f"tiny with {optimizer} and batches of {batch:,} tokens"
+    if _is_pattern(stats, chosen):
+        rate, reason = of_pattern, f"a closed pattern, learned exactly, with {optimizer}"
+    yield "learning_rate", rate, reason
+
+
+def _is_worth_doubling(stats: CorpusStats, chosen: Mapping[str, Any], batch: int) -> bool:
+    """Whether a batch of twice the tokens leaves enough updates, or takes hardly longer."""
+    if 2 * batch > stats.largest_batch:
+        return False
+    updates = stats.updates(chosen, 2 * batch)
+    return updates >= min(_MANY_UPDATES, _NEARLY_AS_MANY * stats.updates(chosen, batch))
+
+
+def _of_updates(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choice]:
+    """Rules for what is a share of the updates or of the time."""
+    updates = stats.updates(chosen, chosen["max_tokens_per_batch"])
+    most = PRESETS[chosen["preset"]].warmup_steps // 2
+    steps = round(min(max(0.1 * updates, 50), most))
+    yield "warmup_steps", steps, f"a tenth of about {updates:,.0f} updates, from 50 to {most:,}"
+    yield "average_last", 1, "nothing to average out where the learning rate ends at 0"
+    if chosen["validation"]:
+        tokens = _VALIDATION_TOKENS_PER_MINUTE
+        pairs = round(min(max(tokens * stats.minutes / stats.tokens_per_pair(chosen), 50), 500))
+        reason = f"about {tokens} tokens for each minute, from 50 to 500 pairs"
+        yield "max_validation_pairs", pairs, reason
+    times = round(min(max(stats.minutes / 2, 3), 12))
+    yield "eval_steps", max(1, round(updates / times)), f"about {times} checkpoints"
+
+
+def decisions_on_record(
+    previous: Mapping[str, Any], settings: TrainSettings, given: Collection[str]
+) -> tuple[Decision, ...]:
+    """Decisions for the run that is resumed, but for the options that it is given now.
+
+    Args:
+        previous: Record of the run.
+        settings: Settings of the user, and defaults.
+        given: Names of the options that the user gave.
+    """
+    taken, recorded = _taken(settings, given), previous.get("decisions", [])
+    return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
+
+
+def with_decisions(
+    decisions: Collection[Decision],
+    settings: TrainSettings,
+    arguments: TrainingArguments,
+    given: Collection[str],
+) -> TrainSettings:
+    """Settings with the decisions.
+
+    Args:
+        decisions: Choices of the rules.
+        settings: Settings of the user, and defaults.
+        arguments: Trainer's arguments, which get their decisions, and the defaults that follow.
+        given: Names of the options that the user gave.
+    """
+    ours: dict[str, Any] = {}
+    trainers: dict[str, Any] = {}
+    for decision in decisions:
+        if decision.option == "dropout":
+            ours["config"] = [*settings.config, f"dropout={decision.value}"]
+        elif hasattr(settings, decision.option):
+            ours[decision.option] = decision.value
+        else:
+            trainers[decision.option] = decision.value
+    if "eval_steps" in trainers:
+        # Each evaluation is of a checkpoint.
+        trainers["save_steps"] = trainers["eval_steps"]
+    # `data` has been joined with the paths already.
+    decided = replace(settings, **ours)
+    values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
+    before = consistent_defaults(recipe(settings), values)
+    for name, value in consistent_defaults(recipe(decided) | trainers, values).items():
+        if name not in given and value != before.get(name):
+            setattr(arguments, name, value)
+    return decided
+
+
+def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:
+    """Options that the rules do not change: the user's, and the ones that these decide."""
+    taken = set(given) | {field.partition("=")[0] for field in settings.config}
+    if settings.tokenizer:
+        taken |= {"tokenizer_kind", "vocab_size"}
+    if taken & {"eval_strategy", "save_strategy", "save_steps"}:
+        taken.add("eval_steps")
+    if "optim" in taken:
+        taken.add("optimizer")
+    if "metric_for_best_model" in taken:
+        taken.add("metrics")
+    return taken
+
+
+def _kind(tokenizer: PreTrainedTokenizerBase) -> TokenizerKind:
+    if not tokenizer.is_fast:
+        return "bpe"
+    pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = pipeline["model"]["type"]
+    if model == "WordLevel":
+        step = pipeline["pre_tokenizer"] or {}
+        last = (step.get("pretokenizers") or [step])[-1]
+        return "word" if last.get("pattern") == {"String": " "} else "char"
+    return "unigram" if model == "Unigram" else "bpe"

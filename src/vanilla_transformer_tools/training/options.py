@@ -1,0 +1,156 @@
+"""Defaults of a run: section 5 of the paper, and what follows from the machine and the options."""
+
+import timeit
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+from transformers.utils import is_torch_tf32_available
+
+from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
+from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+
+# Number of checkpoints that are averaged by default, as in the paper.
+_AVERAGED = 5
+
+# For a saved model: within the 2e-5 to 2e-4 at which large pretrained ones are usually fine-tuned.
+# An adapter, which begins at zero, needs about ten times as much.
+_FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
+_ADAPTER_RATE = 1e-3
+
+# With --minutes, `Schedule` makes the rate fall and ends the run.
+BY_TIME: dict[str, Any] = {
+    "lr_scheduler_type": "constant_with_warmup",
+    "num_train_epochs": 1_000_000,
+}
+
+
+def recipe(settings: TrainSettings) -> dict[str, Any]:
+    """Defaults of a run for `Seq2SeqTrainingArguments`: section 5 of the paper.
+
+    With Transformers' default timescale, `inverse_sqrt` is equation (3), scaled so that
+    `learning_rate` is its peak.
+    """
+    arguments: dict[str, Any] = {
+        "output_dir": "runs/model",
+        "num_train_epochs": 30,
+        **default_schedule(settings),
+        "lr_scheduler_type": "inverse_sqrt",
+        "optim": "adamw_torch_fused",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-9,
+        "weight_decay": 0.0,
+        "label_smoothing_factor": 0.1,
+        "logging_steps": 50,
+        # The filter would hide a loss that is not finite: it reports the mean of earlier ones.
+        "logging_nan_inf_filter": False,
+        "save_strategy": "epoch",
+        # Those to average, and the best one, which Trainer counts too. Trainer takes 0 for all.
+        "save_total_limit": max(1, last_checkpoints(settings) + bool(settings.validation)),
+        "report_to": "none",
+        **_of_the_machine(settings.streaming),
+        # Every weight takes part in every update, so no process need search for the others.
+        "ddp_find_unused_parameters": False,
+        # Seconds that processes wait for one that does not answer. The longest pause is before the
+        # first update, while some still read their pairs.
+        "ddp_timeout": 600,
+    }
+    if settings.validation:
+        arguments |= {
+            "eval_strategy": "epoch",
+            "load_best_model_at_end": True,
+            "metric_for_best_model": settings.metrics[0],
+            "predict_with_generate": True,
+            "generation_num_beams": 1,
+            "per_device_eval_batch_size": 64,
+        }
+    if settings.minutes is not None:
+        arguments |= BY_TIME
+    if settings.streaming or settings.minutes is not None:
+        # A stream has no epochs; those of a run of minutes may be longer than the run.
+        arguments |= {"save_strategy": "steps", "save_steps": 1000}
+        if settings.validation:
+            arguments |= {"eval_strategy": "steps", "eval_steps": 1000}
+    return arguments
+
+
+def last_checkpoints(settings: TrainSettings) -> int:
+    """Number of last checkpoints that are kept, to be averaged if scores can compare the mean."""
+    return _AVERAGED if settings.average_last is None else settings.average_last
+
+
+def consistent_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults that agree with the user's arguments.
+
+    Each evaluation is of a checkpoint, so strategy and interval of one also hold for the other,
+    and an interval implies the strategy `steps`. Without either there is no best checkpoint.
+
+    Args:
+        defaults: Defaults by the names of Trainer's arguments.
+        given: Arguments that the user gave.
+    """
+    defaults = dict(defaults)
+    if given.get("fp16"):
+        # Only one of the two can be on, and bf16 is merely a default.
+        defaults["bf16"] = False
+    intervals = {"eval_strategy": "eval_steps", "save_strategy": "save_steps"}
+    of_both = [name for name in intervals if name in defaults]
+    strategies = [given[name] for name in of_both if name in given]
+    steps = [given[name] for name in intervals.values() if name in given]
+    if "no" in strategies:
+        defaults["load_best_model_at_end"] = False
+    elif len(strategies) == 1:
+        defaults |= dict.fromkeys(of_both, strategies[0])
+    elif steps and not strategies:
+        defaults |= dict.fromkeys(of_both, "steps")
+    if len(steps) == 1 and {**defaults, **given}["save_strategy"] == "steps":
+        defaults |= {intervals[name]: steps[0] for name in of_both}
+    return defaults
+
+
+def default_schedule(settings: TrainSettings) -> dict[str, float]:
+    """Default peak of the learning rate and updates until it."""
+    if not settings.init_from:
+        preset = PRESETS[settings.preset]
+        return {"learning_rate": preset.learning_rate, "warmup_steps": preset.warmup_steps}
+    return _FINE_TUNING | ({"learning_rate": _ADAPTER_RATE} if settings.peft else {})
+
+
+def _of_the_machine(streaming: bool) -> dict[str, Any]:
+    """Defaults that depend on the device."""
+    on_gpu = torch.cuda.is_available()
+    return {
+        "dataloader_pin_memory": on_gpu,
+        # They pad batches while a GPU works; on a CPU they would take cores from training. Each
+        # worker of a stream reads all of it.
+        "dataloader_num_workers": on_gpu * (1 if streaming else 2),
+        # The products that bf16 leaves in float32. None: as torch is set to.
+        "tf32": True if is_torch_tf32_available() else None,
+        # Transformers accepts bf16 on a CPU only with `use_cpu`; the plan chooses it.
+        "use_cpu": not (on_gpu or torch.accelerator.is_available()),
+        # Some devices emulate it.
+        "bf16": gpu_computes_bfloat16(),
+    }
+
+
+def dtype_of_products(arguments: TrainingArguments) -> torch.dtype:
+    """Type in which a run computes its matrix products."""
+    if arguments.bf16:
+        return torch.bfloat16
+    return torch.float16 if arguments.fp16 else torch.float32
+
+
+@cache
+def bf16_is_faster_on_cpu() -> bool:
+    """Whether this CPU multiplies in bfloat16 clearly faster than in float32, measured once."""
+
+    def seconds(dtype: torch.dtype, repeat: int = 10) -> float:
+        x, matrix = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        return min(timeit.repeat(lambda: x @ matrix, number=1, repeat=repeat))
+
+    limit = 0.8 * seconds(torch.float32)
+    # Emulated, it takes many times as long, which the second product shows; the first one prepares.
+    return seconds(torch.bfloat16, 2) < 9 * limit and seconds(torch.bfloat16) < limit
