@@ -35,7 +35,11 @@ def milliseconds(n: int, d: int) -> tuple[float, float]:
     layer = layers_vanilla_transformer.SelfAttention(VanillaTransformerConfig(d_model=d), 8)
     with torch.inference_mode():
         x = torch.randn(1, n, d)
-        parts = layer.split_heads(layer.qkv_proj(x))
+        parts = map(
+            layers_vanilla_transformer.split_heads,
+            layer.qkv_proj(x).split(layer.widths, dim=-1),
+            layer.head_shapes,
+        )
         start = time.thread_time()
         layers_vanilla_transformer.eager_attention_forward(layer, *parts, None, layer.scaling)
         middle = time.thread_time()

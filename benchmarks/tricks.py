@@ -29,10 +29,11 @@ import neighbours
 from lab import PRESETS, Report, benchmark_parser, measure_alone, take_turns
 from vanilla_transformer import fast_layers_vanilla_transformer as layers
 from vanilla_transformer import fast_loss_vanilla_transformer as loss
-from vanilla_transformer import fast_search_vanilla_transformer as search
-from vanilla_transformer.fast_vanilla_transformer import Fast
+from vanilla_transformer import search_vanilla_transformer as search
+from vanilla_transformer.fast_vanilla_transformer import FastBackend
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import Attention, run_kernel
-from vanilla_transformer.plain_vanilla_transformer import Plain
+from vanilla_transformer.modeling_vanilla_transformer import Backend
 
 Step = Callable[[], object]
 VOCABULARY = {"tiny": 8000, "base": 37_000}
@@ -61,7 +62,7 @@ def generation(preset: str, sentences: int, num_beams: int) -> Step:
     settings = {"num_beams": num_beams, "max_length": LENGTH + 1, "suppress_tokens": [2]}
 
     def step() -> None:
-        criteria = [search.SourceLengthLimit(limits)]
+        criteria = [SourceLengthLimit(limits)]
         model.generate(ids, **settings, stopping_criteria=criteria)
 
     return step
@@ -77,7 +78,7 @@ class Trick(NamedTuple):
 
 def training_step_alone(is_chunked: bool) -> None:
     """A step of `base` with the longest batch that a small machine holds, for its memory."""
-    with nullcontext() if is_chunked else patch.object(Fast, "loss", Plain.loss):
+    with nullcontext() if is_chunked else patch.object(FastBackend, "loss", Backend.loss):
         training("base", 48)()
 
 
@@ -135,7 +136,9 @@ def tricks() -> dict[str, Trick]:
             partial(patch.object, layers.Dropout, "forward", nn.Dropout.forward),
             steps,
         ),
-        "loss in chunks": Trick([loss], partial(patch.object, Fast, "loss", Plain.loss), steps),
+        "loss in chunks": Trick(
+            [loss], partial(patch.object, FastBackend, "loss", Backend.loss), steps
+        ),
         "wide attention kernels": Trick([layers.run_fast_kernel], without_wide_kernels, narrow),
         "bypassed module calls": Trick(
             bypassed,
@@ -156,7 +159,7 @@ def tricks() -> dict[str, Trick]:
             many,
         ),
         "own search": Trick(
-            [search], partial(patch.object, Fast, "search", Plain.search), generations
+            [search], partial(patch.object, FastBackend, "generate", Backend.generate), generations
         ),
     }
 

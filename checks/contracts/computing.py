@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from neighbours import sinusoids
+from vanilla_transformer.generation_vanilla_transformer import CACHE
 
 from .candidate import (
     NARROW,
@@ -159,7 +160,7 @@ def left_padded_prefixes_decode(candidate: Candidate) -> None:
         **source(),
         decoder_input_ids=ids[:, -1:],
         decoder_attention_mask=mask,
-        past_key_values=first.past_key_values,
+        **{CACHE: first[CACHE]},
     )
     ends = torch.tensor([len(prefix) for prefix in PREFIXES]).cumsum(0) - 1
     assert_close(then.logits[:, -1], logits_alone(model)[ends])
@@ -302,8 +303,8 @@ def decodes_in_chunks(candidate: Candidate) -> None:
     model = candidate.build()
     expected, cache, pieces = model(**pairs()).logits, None, []
     for piece in pairs()["decoder_input_ids"].split((1, 3, 1), dim=1):
-        step = model(**source(), decoder_input_ids=piece, past_key_values=cache, use_cache=True)
-        cache = step.past_key_values
+        step = model(**source(), decoder_input_ids=piece, **{CACHE: cache}, use_cache=True)
+        cache = step[CACHE]
         pieces.append(step.logits)
     assert_close(torch.cat(pieces, dim=1), expected)
 
@@ -335,9 +336,7 @@ def beams_leave_the_source_alone(candidate: Candidate) -> None:
     """Beam search neither copies nor reorders the cached keys of the source."""
     model, keys = candidate.build(), []
     model.get_decoder().register_forward_hook(
-        lambda _, __, output: keys.append(
-            output.past_key_values.cross_attention_cache.layers[0].keys
-        )
+        lambda _, __, output: keys.append(output[CACHE].cross_attention_cache.layers[0].keys)
     )
     translate(model, num_beams=3)
     copies = sum(old.data_ptr() != new.data_ptr() for old, new in pairwise(keys))

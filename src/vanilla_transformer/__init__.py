@@ -2,6 +2,7 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from .backend_vanilla_transformer import PackageBackend
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -9,6 +10,13 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerPreTrainedModel,
 )
 from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+try:
+    from .fast_vanilla_transformer import FastBackend
+except ModuleNotFoundError:
+    VanillaTransformerModel.fast_backend = PackageBackend
+else:
+    VanillaTransformerModel.fast_backend = FastBackend
 
 AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig)
 AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)

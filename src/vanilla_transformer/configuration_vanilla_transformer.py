@@ -128,7 +128,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             it its own matrix.
         lm_head_bias: Adds a bias to the output projection.
         use_cache: Decoding keeps keys and values of earlier steps.
-        fast: The files named `fast_*` compute dropout, attention, loss and search, in less time and
+        fast: The installed package computes dropout, attention, loss and search in less time and
             memory; False: plain torch does, and the searches of Transformers.
         pad_token_id: Pads batches; never generated.
         bos_token_id: First decoder input; never generated, unless it ends targets, too.
@@ -142,7 +142,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "vanilla_transformer"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (Transformers' own attribute)
+    # The cache by both its names; the second is that of Transformers before 5.24.
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012  (Transformers')
     attribute_map = {  # noqa: RUF012
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",
@@ -197,7 +198,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             self.__dataclass_fields__.keys()
             | self.attribute_map.keys()
             | _INHERITED_KEYWORDS
-            | GenerationConfig._get_default_generation_params().keys()
+            | vars(GenerationConfig()).keys()
         )
         for name in sorted(kwargs.keys() - known):
             nearest = difflib.get_close_matches(name, self.__dataclass_fields__, n=1)
@@ -308,30 +309,26 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return faults
 
     def _head_faults(self) -> list[str]:
-        stacks = ("encoder_attention_heads", "decoder_attention_heads")
-        # Per kind of head: number, size, and the mixing that lets the number differ from the maps'.
-        kinds = (("key_heads", "d_k", "logits"), ("value_heads", "d_v", "weights"))
         faults = []
-        undivided: dict[tuple[str, int], list[str]] = {}
-        for heads_name, size_name, mixing in kinds:
-            heads = getattr(self, heads_name)
-            for stack in stacks:
-                maps = getattr(self, stack)
-                name, count = (stack, maps) if heads is None else (heads_name, heads)
-                if getattr(self, size_name) is None and count >= 1 and self.d_model % count:
-                    undivided.setdefault((name, count), []).append(f"`{size_name}`")
-                if heads not in (None, maps) and self.talking_heads not in (mixing, "both"):
+        for name, size, mixing in (
+            ("key_heads", "d_k", "logits"),
+            ("value_heads", "d_v", "weights"),
+        ):
+            for stack in ("encoder_attention_heads", "decoder_attention_heads"):
+                maps, given = getattr(self, stack), getattr(self, name)
+                heads, heads_name = (maps, stack) if given is None else (given, name)
+                if heads != maps and self.talking_heads not in (mixing, "both"):
                     faults.append(
-                        f"`{heads_name}` must be `{stack}` without `talking_heads` to mix them, "
-                        f"got {heads}, {maps} and {self.talking_heads!r}. Leave it out, or set "
+                        f"`{name}` must be `{stack}` without `talking_heads` to mix them, got "
+                        f"{heads}, {maps} and {self.talking_heads!r}. Leave it out, or set "
                         f"`talking_heads` to {mixing!r} or 'both'."
                     )
-        faults += [
-            f"`d_model` must be a multiple of `{name}`, got {self.d_model} and {count}. Change "
-            f"either one, or set {' and '.join(dict.fromkeys(sizes))}."
-            for (name, count), sizes in undivided.items()
-        ]
-        return faults
+                if getattr(self, size) is None and heads >= 1 and self.d_model % heads:
+                    faults.append(
+                        f"`d_model` must be a multiple of `{heads_name}`, got {self.d_model} and "
+                        f"{heads}. Change either one, or set `{size}`."
+                    )
+        return list(dict.fromkeys(faults))
 
     def _token_faults(self) -> list[str]:
         faults = [

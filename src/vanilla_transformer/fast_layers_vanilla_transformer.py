@@ -1,7 +1,5 @@
 """Dropout, attention kernels and decoding's weights for devices that are slow with the plain ones.
 
-None of it changes a result.
-
 Shapes: B batch · S source · T target · K key positions · H heads · E head size.
 """
 
@@ -14,9 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.utils.generic import is_flash_attention_requested
 
-from .layers_vanilla_transformer import Attention, CrossAttention, run_kernel
+from .layers_vanilla_transformer import Attention, run_kernel
 
 # Smaller weights stay in the processor's cache.
 FEWEST_ENTRIES = 2**19
@@ -25,38 +22,6 @@ FEWEST_ENTRIES = 2**19
 def is_transformed() -> bool:
     """Whether a transform of `torch.func` runs. They refuse custom gradients and checkpoints."""
     return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def is_untouched(module: nn.Module) -> bool:
-    """Whether a call of the module runs the `forward` of its class and nothing else."""
-    hooks = (
-        *module._forward_hooks,
-        *module._forward_pre_hooks,
-        *module._backward_hooks,
-        *module._backward_pre_hooks,
-    )
-    # Accelerate's hooks (offload) set another `forward` on the instance.
-    return not hooks and "forward" not in vars(module)
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether the module is the product with a weight and nothing else.
-
-    Quantisers such as torchao replace the weight, whose products are then its own.
-    """
-    if is_sharded(module):
-        return type(module).__bases__[1:] == (nn.Linear,)
-    return type(module) is nn.Linear and has_plain_weight(module) and is_untouched(module)
-
-
-def has_plain_weight(module: nn.Module) -> bool:
-    """Whether the weight is torch's own parameter, not one with operations of its own."""
-    return type(module.weight) is nn.Parameter
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 changed the module's class. Not every torch can import that class."""
-    return hasattr(type(module), "unshard")
 
 
 class Dropout(nn.Dropout):
@@ -85,18 +50,9 @@ def run_fast_kernel(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    attn_implementation: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `run_kernel`, in float32 for a backward pass on a CPU, and without padding for flash."""
-    kwargs["attn_implementation"] = attn_implementation
-    if (
-        isinstance(module, CrossAttention)
-        and attention_mask is not None
-        and is_flash_attention_requested(None, attn_implementation)
-    ):
-        key, value, lengths = drop_padding(key, value, attention_mask, query.shape[2])
-        return run_kernel(module, query, key, value, None, **lengths, **kwargs)
+    """As `run_kernel`, in float32 for a backward pass on a CPU."""
     device, dtype = query.device.type, query.dtype
     # The backward pass of torch's CPU kernel is ten times slower in bfloat16 than in float32.
     widened = device == "cpu" and query.requires_grad and dtype.itemsize < 4
@@ -105,40 +61,6 @@ def run_fast_kernel(
     with torch.autocast(device, enabled=False) if widened else nullcontext():
         heads, weights = run_kernel(module, query, key, value, attention_mask, **kwargs)
     return heads.to(dtype), weights
-
-
-def drop_padding(
-    key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Joins the keys and values of real source tokens end to end, as flash kernels need them.
-
-    Transformers' `_upad_input` would apply the source's mask to the target too, and drop or
-    misplace queries.
-
-    Args:
-        key: `[B, H, S, E]`.
-        value: `[B, H, S, E]`.
-        attention_mask: 1 = real source token, `[B, S]`.
-        query_length: Number of target positions T in each sentence; all are kept.
-
-    Returns:
-        Keys and values, each `[1, H, K, E]` with all K real tokens of the batch, and the start of
-        each sentence, named as in `FlashAttentionKwargs`.
-    """
-    is_real = attention_mask.bool()
-    key, value = (x.transpose(1, 2)[is_real].transpose(0, 1)[None] for x in (key, value))
-    source_lengths = is_real.sum(-1)
-    ends = torch.arange(len(is_real) + 1, device=key.device)
-    return (
-        key,
-        value,
-        {
-            "cu_seq_lens_q": (ends * query_length).int(),
-            "cu_seq_lens_k": F.pad(source_lengths.cumsum(0), (1, 0)).int(),
-            "max_length_q": query_length,
-            "max_length_k": int(source_lengths.max()),
-        },
-    )
 
 
 def _edges(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,8 +142,6 @@ class WeightLayouts:
             module: A plain linear layer: no hooks, no `forward` of its own.
         """
         weight = module.weight
-        if not is_plain_linear(module):
-            return module.forward
         if (
             weight.device.type != "cpu"
             or weight.dtype != torch.float32

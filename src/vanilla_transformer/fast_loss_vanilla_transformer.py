@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .fast_layers_vanilla_transformer import is_plain_linear, is_sharded
-from .plain_vanilla_transformer import IGNORED, LIKELIHOOD, LossTerms, loss_sum
+from .loss_vanilla_transformer import IGNORED, LIKELIHOOD, LossTerms, loss_sum
+from .modules_vanilla_transformer import is_plain_linear, is_sharded
 
 # Target positions whose logits [rows, V] exist at the same time on a CPU, and the most elsewhere.
 CHUNK_ROWS = 256

@@ -1,24 +1,24 @@
-"""How `generate` differs from Transformers' own: its caches, masks, stop strings and searches."""
+"""What `generate` needs of an encoder-decoder besides Transformers' own code, by public doors."""
 
 import copy
 import os
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache, EncoderDecoderCache
-from transformers.generation import (
-    GenerationMixin,
-    GenerationMode,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
-from transformers.masking_utils import create_causal_mask
-from transformers.utils.generic import is_flash_attention_requested
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.generation import GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+# The name of the cache in outputs and in Transformers' own code: "past_key_values" before release
+# 5.24, "cache" since. Calls of this model may use either.
+CACHE = next(
+    field.name for field in fields(Seq2SeqLMOutput) if field.name in ("cache", "past_key_values")
+)
+# Settings of `generate`, which it takes as arguments or in a `GenerationConfig`.
+SETTINGS = frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
 
 
 class SourceLengthLimit(StoppingCriteria):
@@ -77,56 +77,139 @@ class StopStrings(StoppingCriteria):
 class VanillaTransformerGenerationMixin(GenerationMixin):
     """`generate` and its methods, with corrections for caches and masks of an encoder-decoder."""
 
-    def _prepare_generation_config(
+    def generate(
         self,
-        generation_config: GenerationConfig | None,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        *,
         use_transformers_search: bool | None = None,
         **kwargs: Any,
-    ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """As in Transformers, plus `use_transformers_search`: True never runs the fast search.
+    ) -> Any:
+        """As in Transformers; where it finds the same, the search of the package runs.
 
-        A call with `max_new_tokens` replaces the model's own `max_length` without the warning that
-        is meant for calls with both.
+        Tokens that the model never writes stay banned if the call bans others. A call with
+        `max_new_tokens` replaces the model's own `max_length`.
+
+        Args:
+            inputs: Source tokens `[B, S]`.
+            generation_config: Settings of this call; others are the model's own.
+            logits_processor: Further processors of scores.
+            stopping_criteria: Further criteria that end outputs.
+            use_transformers_search: Never runs the search of the package.
+            kwargs: Further arguments of Transformers' method: settings, and inputs of the model.
+
+        Raises:
+            ValueError: If a setting does not suit an encoder-decoder, or two vocabularies.
         """
-        config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        if config.bad_words_ids:
+        if generation_config is not None:
+            given = vars(generation_config).items()
+            # A setting that is None is the model's own.
+            settings = {name: x for name, x in given if name in SETTINGS and x is not None}
+            kwargs = {**settings, **kwargs}
+            if use_transformers_search is None:
+                use_transformers_search = dict(given).get("use_transformers_search")
+        if use_transformers_search is None:
+            use_transformers_search = getattr(
+                self.generation_config, "use_transformers_search", None
+            )
+        if (cache := kwargs.pop("past_key_values", None)) is None:
+            cache = kwargs.pop("cache", None)
+        if cache is not None:
+            kwargs[CACHE] = cache
+        self._refuse_settings(kwargs)
+        criteria = StoppingCriteriaList(stopping_criteria or [])
+        self._correct(kwargs, criteria)
+        if hasattr(type(self), "unshard"):
+            # FSDP2 collects what belongs to no layer in the model's own `forward` only, and
+            # `generate` calls the encoder first.
+            self.unshard()
+        return self.model.backend.generate(
+            self._with_written_vocabulary(),
+            inputs=inputs,
+            logits_processor=logits_processor,
+            stopping_criteria=criteria,
+            use_transformers_search=use_transformers_search,
+            **kwargs,
+        )
+
+    def _setting(self, name: str, kwargs: dict[str, Any]) -> Any:
+        """The value of a setting in a call: its own, or else the model's."""
+        return kwargs[name] if name in kwargs else getattr(self.generation_config, name, None)
+
+    def _correct(self, kwargs: dict[str, Any], criteria: StoppingCriteriaList) -> None:
+        """Changes the settings of a call to what they mean, and adds to its criteria."""
+        if banned := kwargs.get("bad_words_ids"):
             # Words that a call bans replace those of the model, among them <pad> and <s>.
             own = [word for word in self.generation_config.bad_words_ids or [] if len(word) == 1]
-            banned = config.bad_words_ids
-            config.bad_words_ids = [*banned, *(word for word in own if word not in banned)]
-        # In chunks, an encoder-decoder's prompt would be read with parts of the source's mask.
-        config.prefill_chunk_size = None
-        if use_transformers_search is not None:
-            config.use_transformers_search = use_transformers_search
-        max_length = kwargs.get("max_length", getattr(generation_config, "max_length", None))
-        if config.max_new_tokens is not None and max_length is None:
-            config.max_length = None
-        return config, model_kwargs
+            kwargs["bad_words_ids"] = [*banned, *(word for word in own if word not in banned)]
+        if kwargs.get("max_new_tokens") is not None:
+            # Without it, Transformers warns of two limits, of which one is the model's own.
+            kwargs.setdefault("max_length", None)
+        strings, tokenizer = self._setting("stop_strings", kwargs), kwargs.get("tokenizer")
+        if strings and tokenizer:
+            kwargs["stop_strings"] = None
+            strings = [strings] if isinstance(strings, str) else list(strings)
+            criteria.append(StopStrings(strings, tokenizer))
+
+    def _refuse_settings(self, kwargs: dict[str, Any]) -> None:
+        config = self.config
+        if self._setting("prefill_chunk_size", kwargs):
+            raise ValueError(
+                "`prefill_chunk_size` splits the source's mask with the target, got "
+                f"{self._setting('prefill_chunk_size', kwargs)} for an encoder-decoder. Leave it "
+                "out."
+            )
+        neutral = {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
+        has_two = config.decoder_vocab_size and not config.share_encoder_decoder_embeddings
+        for name, without_effect in neutral.items():
+            value = self._setting(name, kwargs)
+            if has_two and value not in (None, without_effect):
+                raise ValueError(
+                    f"`{name}` takes the source's ids for the target's, so both must have one "
+                    f"vocabulary, got {value} for a model with two (`decoder_vocab_size="
+                    f"{config.decoder_vocab_size}`). Leave it out."
+                )
+        implementation = self._setting("cache_implementation", kwargs)
+        shapes = config.head_shapes(config.decoder_attention_heads)
+        keys, values = shapes.key.heads, shapes.value.heads
+        if "static" in (implementation or "") and keys != values:
+            raise ValueError(
+                "A static cache needs as many heads of values as of keys, got "
+                f"{values} (`value_heads`) and {keys} (`key_heads`) for `cache_implementation="
+                f"{implementation!r}`. Leave it out."
+            )
+
+    def _with_written_vocabulary(self) -> "VanillaTransformerGenerationMixin":
+        """This model, or a shallow copy whose `vocab_size` is the target's."""
+        if self.config.target_vocab_size == self.config.vocab_size:
+            return self
+        writer = copy.copy(self)
+        writer.config = copy.copy(self.config)
+        writer.config.vocab_size = self.config.target_vocab_size
+        return writer
 
     def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        next_sequence_length: int | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
+        self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """As in Transformers, but no position enters a filled cache twice.
 
-        Transformers' `_prefill` removes cached positions from a target only if it has a mask, but
-        targets have none here. An assistant's cache would be corrupt after its first call.
+        Transformers removes cached positions from a target only if it has a mask, but targets have
+        none here. An assistant's cache would be corrupt after its first call.
 
         Args:
             input_ids: Targets so far, `[B, T]`.
             next_sequence_length: Number of last positions to feed; None: all new ones.
-            past_key_values: May hold positions of an earlier call.
-            kwargs: As Transformers takes them.
+            kwargs: Further arguments of Transformers' method, among them the cache.
         """
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
         has_mask = kwargs.get("decoder_attention_mask") is not None
-        if past_key_values is not None and next_sequence_length is None and not has_mask:
-            unseen = input_ids.shape[1] - int(past_key_values.get_seq_length())
+        if cache is not None and next_sequence_length is None and not has_mask:
+            unseen = input_ids.shape[1] - int(cache.get_seq_length())
             next_sequence_length = unseen if unseen > 0 else None
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(
-            input_ids, next_sequence_length, past_key_values, **kwargs
+            input_ids, next_sequence_length=next_sequence_length, **kwargs
         )
         return inputs
 
@@ -154,149 +237,11 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         scores: Tensor = GenerationMixin.compute_transition_scores(writer, *args, **kwargs)
         return scores
 
-    def _get_logits_processor(
-        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
-    ) -> LogitsProcessorList:
-        """As in Transformers, with the target's vocabulary instead of the source's.
-
-        Raises:
-            ValueError: If the source's ids are to change the scores of another vocabulary.
-        """
-        size = self.config.decoder_vocab_size
-        is_shared = self.config.share_encoder_decoder_embeddings
-        neutral = {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
-        for name, without_effect in neutral.items():
-            value = getattr(generation_config, name)
-            if size is not None and not is_shared and value not in (None, without_effect):
-                raise ValueError(
-                    f"`{name}` takes the source's ids for the target's, so both must have one "
-                    f"vocabulary, got {value} for a model with two (`decoder_vocab_size={size}`). "
-                    "Leave it out."
-                )
-        writer = self._with_written_vocabulary()
-        return GenerationMixin._get_logits_processor(writer, generation_config, *args, **kwargs)
-
-    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Transformers, with the target's vocabulary instead of the source's."""
-        writer = self._with_written_vocabulary()
-        return GenerationMixin._get_candidate_generator(writer, *args, **kwargs)
-
-    def _with_written_vocabulary(self) -> "VanillaTransformerGenerationMixin":
-        """This model, or a shallow copy whose `vocab_size` is the target's."""
-        if self.config.target_vocab_size == self.config.vocab_size:
-            return self
-        writer = copy.copy(self)
-        writer.config = copy.copy(self.config)
-        writer.config.vocab_size = self.config.target_vocab_size
-        return writer
-
-    def _prepare_cache_for_generation(
-        self,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        generation_mode: GenerationMode,
-        *args: Any,
-    ) -> None:
-        """As in Transformers; the decoder itself makes a plain dynamic cache, if it runs.
-
-        Raises:
-            ValueError: If a static cache is asked for, and values have not as many heads as keys.
-        """
-        implementation = generation_config.cache_implementation
-        shapes = self.config.head_shapes(self.config.decoder_attention_heads)
-        keys, values = shapes.key.heads, shapes.value.heads
-        if "static" in (implementation or "") and keys != values:
-            raise ValueError(
-                "A static cache needs as many heads of values as of keys, got "
-                f"{values} (`value_heads`) and {keys} (`key_heads`) for `cache_implementation="
-                f"{implementation!r}`. Leave it out."
-            )
-        if (
-            implementation not in (None, "dynamic")
-            or model_kwargs.get("past_key_values") is not None
-            or generation_config.is_assistant
-            or generation_mode == GenerationMode.ASSISTED_GENERATION
-        ):
-            super()._prepare_cache_for_generation(
-                generation_config, model_kwargs, generation_mode, *args
-            )
-
-    def _prepare_model_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Transformers, which will call only the encoder.
-
-        FSDP2 collects what belongs to no layer, such as the norm after the last one, in the model's
-        own `forward` only.
-        """
-        if hasattr(type(self), "unshard"):
-            self.unshard()
-        return super()._prepare_model_inputs(*args, **kwargs)
-
-    def _reorder_cache(
-        self, past_key_values: EncoderDecoderCache, beam_idx: Tensor
-    ) -> EncoderDecoderCache:
+    def _reorder_cache(self, cache: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
         """Reorders the targets' keys and values with their beams; sources are not copied.
 
-        Beam search calls it after each step. Beams move within their sentence only.
+        Transformers' beam search calls it after each step, if it is there: a release that no longer
+        does copies the sources too. Beams move within their sentence only.
         """
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
-
-    def _get_stopping_criteria(
-        self,
-        generation_config: GenerationConfig,
-        stopping_criteria: StoppingCriteriaList | None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> StoppingCriteriaList:
-        strings = generation_config.stop_strings
-        if strings and tokenizer:
-            generation_config = copy.copy(generation_config)
-            generation_config.stop_strings = None
-        criteria = super()._get_stopping_criteria(generation_config, stopping_criteria, tokenizer)
-        if strings and tokenizer:
-            strings = [strings] if isinstance(strings, str) else list(strings)
-            criteria.append(StopStrings(strings, tokenizer))
-        return criteria
-
-    def _sample(self, *arguments: Any, **inputs: Any) -> Any:
-        """Greedy search and sampling: the fast search, or Transformers' search."""
-        outputs = self.model.computing.search(self, *arguments, **inputs)
-        return super()._sample(*arguments, **inputs) if outputs is None else outputs
-
-    def _beam_search(self, *arguments: Any, **inputs: Any) -> Any:
-        """Beam search: the fast search, or Transformers' search."""
-        outputs = self.model.computing.search(self, *arguments, **inputs)
-        if outputs is not None:
-            return outputs
-        # Older releases take the vocabulary's size from the config.
-        return GenerationMixin._beam_search(self._with_written_vocabulary(), *arguments, **inputs)
-
-
-def causal_mask(
-    config: VanillaTransformerConfig,
-    inputs_embeds: Tensor,
-    attention_mask: Tensor | None,
-    cache: Cache | None,
-) -> Any:
-    """Mask of the decoder's self-attention, in the form of the config's kernel.
-
-    Without it, flash and flex attention would attend to the unused end of a static cache.
-
-    Args:
-        config: From `attention_config`.
-        inputs_embeds: `[B, T, D]`.
-        attention_mask: 1 = real token, `[B, past + T]`; None: all are.
-        cache: Of the self-attention.
-    """
-    if cache is None or not cache.is_compileable:
-        return create_causal_mask(config, inputs_embeds, attention_mask, cache)
-    past_length = cache.get_seq_length()
-    if attention_mask is None and is_flash_attention_requested(config):
-        # Without a mask, flash kernels also attend to the unused end of the cache.
-        size = (len(inputs_embeds), int(past_length) + inputs_embeds.shape[1])
-        attention_mask = inputs_embeds.new_ones(size)
-    mask = create_causal_mask(config, inputs_embeds, attention_mask, cache)
-    if config._attn_implementation == "flex_attention" and isinstance(past_length, Tensor):
-        # A flex mask reads the past length when kernels run, and the cache increments its length in
-        # place. So the cache gets a copy.
-        cache.layers[0].cumulative_length = past_length.clone()
-    return mask
+        cache.self_attention_cache.reorder_cache(beam_idx)
+        return cache

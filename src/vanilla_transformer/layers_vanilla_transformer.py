@@ -1,7 +1,7 @@
 """Positions, attention, feed-forward networks and layers, in the order in which to build them.
 
 The paper is "Attention Is All You Need" (arXiv 1706.03762): positions are its section 3.5,
-attention is 3.2, feed-forward networks are 3.3, and layers are 3.1.
+attention is 3.2 with masks in 3.2.3, feed-forward networks are 3.3, and layers are 3.1.
 
 Shapes: B batch · S source · T target · Q, K query and key positions · D `d_model` · H heads ·
 E head size (d_k or d_v) · F feed-forward.
@@ -15,14 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
-
-# Which of query, key and value a projection yields.
-ALL, QUERY, KEY_VALUE = slice(None), slice(1), slice(1, None)
+from .configuration_vanilla_transformer import HeadShape, VanillaTransformerConfig
 
 
 class SinusoidalPositions(nn.Module):
@@ -41,15 +39,12 @@ class SinusoidalPositions(nn.Module):
             for column in range(0, config.d_model, 2)
         ]
 
-    def forward(
-        self, position_ids: Tensor, dtype: torch.dtype, most: int | Tensor | None = None
-    ) -> Tensor:
+    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Encodes positions, with angles in float32, or in float64 for a float64 model.
 
         Args:
             position_ids: Counted from 0, `[B, Q]` or `[1, Q]`.
             dtype: Dtype of the result.
-            most: For tables, which end.
 
         Returns:
             `[B, Q, D]` or `[1, Q, D]`: sines in the even columns and cosines in the odd ones, or,
@@ -71,35 +66,9 @@ class LearnedPositions(nn.Embedding):
         super().__init__(config.max_position_embeddings + config.position_offset, config.d_model)
         self.offset = config.position_offset
 
-    def forward(  # type: ignore[override]
-        self, position_ids: Tensor, dtype: torch.dtype, most: int | Tensor | None = None
-    ) -> Tensor:
-        """Looks positions up, `[B, Q]` or `[1, Q]` -> the same with a last axis D.
-
-        Args:
-            position_ids: Counted from 0.
-            dtype: Dtype of the result.
-            most: Number that no sequence is longer than; if it is not known, or beyond the end of
-                the table, the positions are read, which waits for a GPU.
-
-        Raises:
-            ValueError: If a position is beyond the end of the table.
-        """
-        # Compiled code checks indices itself; on the meta device there are none.
-        if not (torch.compiler.is_compiling() or position_ids.is_meta):
-            fits = isinstance(most, int) and most <= self.num_embeddings - self.offset
-            if not fits:
-                self._refuse_end(int(position_ids.max()) + 1)
+    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+        """Looks up positions, counted from 0: `[1 or B, Q]` -> `[1 or B, Q, D]`."""
         return super().forward(position_ids + self.offset).to(dtype)
-
-    def _refuse_end(self, length: int) -> None:
-        longest = self.num_embeddings - self.offset
-        if length > longest:
-            raise ValueError(
-                f"Learned positions end after {longest} tokens (`max_position_embeddings`), "
-                f"got a sequence of {length}. Cut it, or train a model with more positions, or "
-                "with sinusoidal ones, which have no end."
-            )
 
 
 POSITIONS = {
@@ -107,6 +76,75 @@ POSITIONS = {
     "sinusoidal_concatenated": SinusoidalPositions,
     "learned": LearnedPositions,
 }
+
+
+def is_flash(attn_implementation: str) -> bool:
+    """Whether a kernel is a flash kernel, whose mask is 2-D, `[B, K]`, or None."""
+    return "flash" in attn_implementation
+
+
+def causal_mask(
+    config: VanillaTransformerConfig,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+) -> Any:
+    """Mask of the decoder's self-attention (section 3.2.3), in the form of the config's kernel.
+
+    Args:
+        config: Names the kernel.
+        inputs_embeds: `[B, T, D]`.
+        attention_mask: 1 = real token, `[B, past + T]`; None: all are.
+        cache: Cache of the self-attention.
+
+    Raises:
+        ValueError: If flex attention is to read a static cache.
+    """
+    if cache is not None and cache.is_compileable:
+        kernel = config._attn_implementation
+        if kernel == "flex_attention":
+            raise ValueError(
+                "Flex attention reads the length of a static cache after the cache has grown, got "
+                "`flex_attention` and a static cache. Use `attn_implementation='sdpa'`, or leave "
+                "out `cache_implementation`."
+            )
+        if attention_mask is None and is_flash(kernel):
+            # Without a mask, flash kernels also attend to the unused end of the cache.
+            size = (len(inputs_embeds), int(cache.get_seq_length()) + inputs_embeds.shape[1])
+            attention_mask = inputs_embeds.new_ones(size)
+    # By position: the cache's name is another one since Transformers 5.24.
+    return create_causal_mask(config, inputs_embeds, attention_mask, cache)
+
+
+def drop_padding(
+    key: Tensor, value: Tensor, attention_mask: Tensor, query_length: int
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Joins the keys and values of real source tokens end to end, as flash kernels need them.
+
+    Transformers' own code would apply the source's mask to the target too, and drop or misplace
+    queries.
+
+    Args:
+        key: `[B, H, S, E]`.
+        value: `[B, H, S, E]`.
+        attention_mask: 1 = real source token, `[B, S]`.
+        query_length: Number of target positions T in each sentence; all are kept.
+
+    Returns:
+        Keys and values, each `[1, H, K, E]` with all K real tokens of the batch, and the start of
+        each sentence, named as in `FlashAttentionKwargs`.
+    """
+    is_real = attention_mask.bool()
+    key, value = (x.transpose(1, 2)[is_real].transpose(0, 1)[None] for x in (key, value))
+    source_lengths = is_real.sum(-1)
+    ends = torch.arange(len(is_real) + 1, device=key.device)
+    lengths = {
+        "cu_seq_lens_q": (ends * query_length).int(),
+        "cu_seq_lens_k": F.pad(source_lengths.cumsum(0), (1, 0)).int(),
+        "max_length_q": query_length,
+        "max_length_k": int(source_lengths.max()),
+    }
+    return key, value, lengths
 
 
 def eager_attention_forward(
@@ -145,20 +183,6 @@ def eager_attention_forward(
     weights = module.weights_mixing(weights)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-def fused_linear(in_features: int, row_counts: tuple[int, ...], bias: bool) -> nn.Linear:
-    """Several linear maps of the same input as one matrix product.
-
-    Args:
-        in_features: Width of the input.
-        row_counts: Output width of each logical matrix; matrices are stacked. An attribute of the
-            same name keeps them.
-        bias: Whether each output has one.
-    """
-    module = nn.Linear(in_features, sum(row_counts), bias)
-    vars(module)["row_counts"] = row_counts
-    return module
 
 
 class HeadMixing(nn.Module):
@@ -207,11 +231,13 @@ def run_kernel(
     return kernel(module, *tensors, **kwargs)
 
 
+def split_heads(projected: Tensor, shape: HeadShape) -> Tensor:
+    """Gives each head its own axis: `[B, Q, H * E]` -> `[B, H, Q, E]`."""
+    return projected.unflatten(-1, shape).transpose(1, 2)
+
+
 class Attention(nn.Module):
     """Common to self- and cross-attention, section 3.2.2: all but the input projections."""
-
-    # What computes softmax and weighted sum of all heads.
-    kernel: Callable[..., tuple[Tensor, Tensor | None]] = staticmethod(run_kernel)
 
     def __init__(
         self,
@@ -222,10 +248,13 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        # Computes softmax and weighted sum of all heads; a model's backend may replace it.
+        self.kernel: Callable[..., tuple[Tensor, Tensor | None]] = run_kernel
         shapes = config.head_shapes(num_heads)
         # A plain tuple: torch.compile cannot slice a named one.
         self.head_shapes = tuple(shapes)
-        self.row_counts = tuple(shape.heads * shape.size for shape in shapes)
+        # Output widths of the projections to queries, keys and values.
+        self.widths = tuple(shape.heads * shape.size for shape in shapes)
         self.scaling = shapes.key.size**-0.5
         self.logits_mixing: nn.Module = nn.Identity()
         self.weights_mixing: nn.Module = nn.Identity()
@@ -237,27 +266,7 @@ class Attention(nn.Module):
         self.layer_idx = layer_idx
         # Transformers' kernels read it if they get no mask.
         self.is_causal = is_causal
-        self.out_proj = nn.Linear(self.row_counts[-1], config.d_model, config.attention_bias)
-
-    def split_heads(self, projected: Tensor, wanted: slice = ALL) -> list[Tensor]:
-        """Cuts a fused projection into queries, keys and values, in that order, and into heads.
-
-        Only this method knows the order of rows: query, key, value; each head contiguous.
-
-        Args:
-            projected: Matrices side by side, `[B, Q, n * H * E]`.
-            wanted: Which of the three they are.
-
-        Returns:
-            One `[B, H, Q, E]` for each of the n matrices.
-        """
-        batch, length, _ = projected.shape
-        parts = projected.split(self.row_counts[wanted], dim=-1)
-        shapes = self.head_shapes[wanted]
-        return [
-            part.view(batch, length, *shape).transpose(1, 2)
-            for part, shape in zip(parts, shapes, strict=True)
-        ]
+        self.out_proj = nn.Linear(self.widths[-1], config.d_model, config.attention_bias)
 
     def attend(
         self,
@@ -297,13 +306,14 @@ class SelfAttention(Attention):
         is_causal: bool = False,
     ) -> None:
         super().__init__(config, num_heads, layer_idx, is_causal)
-        self.qkv_proj = fused_linear(config.d_model, self.row_counts, config.attention_bias)
+        # Matrices of query, key and value as one: one product with the input computes all three.
+        self.qkv_proj = nn.Linear(config.d_model, sum(self.widths), config.attention_bias)
 
     def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends within `hidden_states` `[B, Q, D]`, and to earlier positions in the cache.
@@ -311,10 +321,11 @@ class SelfAttention(Attention):
         Returns:
             As `attend`.
         """
-        query, key, value = self.split_heads(self.qkv_proj(hidden_states))
-        if past_key_values is not None:
-            cache = past_key_values.self_attention_cache
-            key, value = cache.update(key, value, self.layer_idx)
+        # Rows of the fused matrix: query, key, value.
+        parts = self.qkv_proj(hidden_states).split(self.widths, dim=-1)
+        query, key, value = map(split_heads, parts, self.head_shapes)
+        if cache is not None:
+            key, value = cache.self_attention_cache.update(key, value, self.layer_idx)
         return self.attend(query, key, value, attention_mask, **kwargs)
 
 
@@ -323,15 +334,15 @@ class CrossAttention(Attention):
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int) -> None:
         super().__init__(config, num_heads, layer_idx)
-        self.q_proj = nn.Linear(config.d_model, self.row_counts[0], config.attention_bias)
-        self.kv_proj = fused_linear(config.d_model, self.row_counts[1:], config.attention_bias)
+        self.q_proj = nn.Linear(config.d_model, self.widths[0], config.attention_bias)
+        self.kv_proj = nn.Linear(config.d_model, sum(self.widths[1:]), config.attention_bias)
 
     def forward(
         self,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
         attention_mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from `hidden_states` `[B, T, D]` to `encoder_hidden_states` `[B, S, D]`.
@@ -339,27 +350,32 @@ class CrossAttention(Attention):
         Returns:
             As `attend`.
         """
-        (query,) = self.split_heads(self.q_proj(hidden_states), QUERY)
-        key, value = self.source_keys_and_values(encoder_hidden_states, past_key_values)
+        query = split_heads(self.q_proj(hidden_states), self.head_shapes[0])
+        key, value = self.source_keys_and_values(encoder_hidden_states, cache)
+        if attention_mask is not None and is_flash(kwargs["attn_implementation"]):
+            key, value, lengths = drop_padding(key, value, attention_mask, query.shape[2])
+            return self.attend(query, key, value, None, **lengths, **kwargs)
         return self.attend(query, key, value, attention_mask, **kwargs)
 
     def source_keys_and_values(
-        self, encoder_hidden_states: Tensor, past_key_values: EncoderDecoderCache | None
+        self, encoder_hidden_states: Tensor, cache: EncoderDecoderCache | None
     ) -> tuple[Tensor, Tensor]:
         """Projects the source once per sentence: later steps read the result from the cache.
 
         Returns:
             Keys and values, each `[B, H, S, E]`.
         """
-        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
-            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
+        if cache is not None and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
             # Offloading fetches entries only on update; these are never updated again.
             device = encoder_hidden_states.device
             return layer.keys.to(device), layer.values.to(device)
-        key, value = self.split_heads(self.kv_proj(encoder_hidden_states), KEY_VALUE)
-        if past_key_values is not None:
-            key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
-            past_key_values.is_updated[self.layer_idx] = True
+        # Rows of the fused matrix: key, value.
+        parts = self.kv_proj(encoder_hidden_states).split(self.widths[1:], dim=-1)
+        key, value = map(split_heads, parts, self.head_shapes[1:])
+        if cache is not None:
+            key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+            cache.is_updated[self.layer_idx] = True
         return key, value
 
 
@@ -368,11 +384,13 @@ class Layer(GradientCheckpointingLayer):
 
     Args:
         config: The model's configuration.
+        layer_idx: Index of the layer in its stack, counted from 0.
         ffn_dim: Inner width F of the feed-forward network.
     """
 
-    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int, ffn_dim: int) -> None:
         super().__init__()
+        self.layer_idx = layer_idx
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
@@ -397,8 +415,8 @@ class Layer(GradientCheckpointingLayer):
 class EncoderLayer(Layer):
     """Encoder layer of section 3.1: self-attention, then a feed-forward network."""
 
-    def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(config, config.encoder_ffn_dim)
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx, config.encoder_ffn_dim)
         self.self_attn = SelfAttention(config, config.encoder_attention_heads)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
 
@@ -418,7 +436,7 @@ class DecoderLayer(Layer):
     """Decoder layer of section 3.1: causal self-attention, cross-attention, feed-forward."""
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
-        super().__init__(config, config.decoder_ffn_dim)
+        super().__init__(config, layer_idx, config.decoder_ffn_dim)
         num_heads = config.decoder_attention_heads
         self.self_attn = SelfAttention(config, num_heads, layer_idx, is_causal=True)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
@@ -431,20 +449,20 @@ class DecoderLayer(Layer):
         attention_mask: Tensor | None,
         encoder_hidden_states: Tensor,
         encoder_attention_mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """`[B, T, D]` -> `[B, T, D]`."""
         hidden_states = self.residual(
             hidden_states,
             self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, past_key_values, **kwargs)[0],
+            lambda x: self.self_attn(x, attention_mask, cache, **kwargs)[0],
         )
         hidden_states = self.residual(
             hidden_states,
             self.encoder_attn_layer_norm,
             lambda x: self.encoder_attn(
-                x, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
+                x, encoder_hidden_states, encoder_attention_mask, cache, **kwargs
             )[0],
         )
         return self.residual(hidden_states, self.final_layer_norm, self.feed_forward)

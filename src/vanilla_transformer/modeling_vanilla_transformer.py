@@ -3,9 +3,10 @@
 Shapes: B batch · S source · T target · Q positions of either · D `d_model` · V vocabulary.
 
 Positions, attention, feed-forward networks and layers (sections 3.5, 3.2, 3.3 and 3.1) are in
-`layers_vanilla_transformer.py`, the loss (section 5.4) in `plain_vanilla_transformer.py`. Files
-named `fast_*` compute the same in less time and memory. `fast=False` in the config turns them off;
-without these files the model works too.
+`layers_vanilla_transformer.py`, initialisation and tied tables (5.3, 3.4) in
+`pretrained_vanilla_transformer.py`, the loss (5.4) in `loss_vanilla_transformer.py`. These files
+are saved with a model. The installed package computes the same in less time and memory, unless the
+config has `fast=False`.
 
 Differs from the paper:
     The layer norm comes before each sublayer (pre-norm, Xiong et al. 2020), not after the
@@ -13,6 +14,7 @@ Differs from the paper:
     warm-up. `pre_norm=False` selects the paper's order, without the final norms.
 """
 
+import copy
 import math
 from typing import Any, Unpack
 
@@ -20,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -32,21 +35,17 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import VanillaTransformerGenerationMixin, causal_mask
+from .generation_vanilla_transformer import CACHE, VanillaTransformerGenerationMixin
 from .layers_vanilla_transformer import (
     POSITIONS,
     CrossAttention,
     DecoderLayer,
     EncoderLayer,
     SelfAttention,
+    causal_mask,
 )
-from .plain_vanilla_transformer import IGNORED, LossTerms, Plain, loss_sum
+from .loss_vanilla_transformer import IGNORED, LossTerms, loss_sum
 from .pretrained_vanilla_transformer import SharedTable, VanillaTransformerPreTrainedModel
-
-try:
-    from .fast_vanilla_transformer import Fast
-except ImportError:
-    Fast = Plain  # type: ignore[assignment]
 
 logger = logging.get_logger(__name__)
 
@@ -68,12 +67,9 @@ class Stack(VanillaTransformerPreTrainedModel):
         if config.pre_norm if has_norm is None else has_norm:
             self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.gradient_checkpointing = False
-
-    def number_matrices(self) -> None:
-        """Sets the depth of each layer's modules, if their initial values depend on it."""
-        for depth, layer in enumerate(self.layers if self.config.depth_scaled_init else (), 1):
-            for module in layer.modules():
-                module.depth = depth
+        # For calls that ask for attention weights, which only eager attention forms.
+        self.eager_config = copy.copy(config)
+        self.eager_config._attn_implementation = "eager"
 
     def lookup(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """Rows of the table `[B, Q, D]`, unscaled, as `inputs_embeds` are.
@@ -110,9 +106,35 @@ class Stack(VanillaTransformerPreTrainedModel):
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None] + past_length
-        most = past_length + length
-        positions = self.embed_positions(position_ids, inputs_embeds.dtype, most)
+        positions = self.encode_positions(position_ids, inputs_embeds.dtype, past_length + length)
         return self.embed(inputs_embeds, positions)
+
+    def encode_positions(
+        self, position_ids: Tensor, dtype: torch.dtype, longest: int | Tensor
+    ) -> Tensor:
+        """Encodes positions counted from 0, `[1 or B, Q]` -> `[1 or B, Q, D]`.
+
+        Args:
+            position_ids: Positions.
+            dtype: Dtype of the result.
+            longest: Number of positions in the longest sequence, padding counted.
+
+        Raises:
+            ValueError: If a position is beyond the end of a table of learned ones.
+        """
+        end = self.config.last_position
+        # Compiled code checks indices itself; on the meta device there are none.
+        is_checked = not (torch.compiler.is_compiling() or position_ids.is_meta)
+        # Reading positions waits for a GPU, so the length is compared first.
+        if end < math.inf and is_checked and longest > end:
+            longest = int(position_ids.max()) + 1
+            if longest > end:
+                raise ValueError(
+                    f"Learned positions end after {end} tokens (`max_position_embeddings`), got a "
+                    f"sequence of {longest}. Cut it, or train a model with more positions, or "
+                    "with sinusoidal ones, which have no end."
+                )
+        return self.embed_positions(position_ids, dtype)
 
     def embed(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
         """Adds encoded positions to lookups times sqrt(D), then drops out, `[B, Q, D]`."""
@@ -132,17 +154,9 @@ class Stack(VanillaTransformerPreTrainedModel):
         return self.layer_norm(hidden_states)
 
     def attention_config(self, **kwargs: Any) -> VanillaTransformerConfig:
-        """The config with the attention kernel of this call; a copy if it differs.
-
-        Only eager attention forms the weights that `output_attentions` returns.
-        """
-        if not kwargs.get("output_attentions", self.config.output_attentions):
-            return self.config
-        # Not `copy.copy`, which the compiler of torch 2.11 refuses.
-        config = object.__new__(type(self.config))
-        config.__dict__.update(self.config.__dict__)
-        config._attn_implementation_internal = "eager"
-        return config
+        """The config that names the attention kernel of this call: eager if it asks for weights."""
+        wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
+        return self.eager_config if wants_weights else self.config
 
 
 class Encoder(Stack):
@@ -155,8 +169,9 @@ class Encoder(Stack):
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config, config.vocab_size)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.number_matrices()
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)
+        )
         self.post_init()
 
     @merge_with_config_defaults
@@ -203,7 +218,6 @@ class Decoder(Stack):
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)
         )
-        self.number_matrices()
         self.post_init()
 
     @merge_with_config_defaults
@@ -214,34 +228,45 @@ class Decoder(Stack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes targets: all positions, or the ones after `past_key_values`.
+        """Decodes targets: all positions, or the ones after those in the cache.
 
         Args:
             input_ids: Tokens `[B, T]`.
             attention_mask: 1 = real token, `[B, past + T]`; None: all are.
             encoder_hidden_states: The encoder's output, `[B, S, D]`.
             encoder_attention_mask: 1 = real source token, `[B, S]`; None: all are.
-            past_key_values: Keys and values of earlier positions; extended in place.
+            cache: Keys and values of earlier positions; extended in place.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, T, D]`.
-            use_cache: Starts a cache if `past_key_values` is None.
+            use_cache: Starts a cache if none is given.
+            past_key_values: The cache by its name before Transformers 5.24.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `last_hidden_state` `[B, T, D]` and the cache.
+
+        Raises:
+            ValueError: If a cache comes with gradient checkpointing in training.
         """
+        cache = past_key_values if cache is None else cache
         inputs_embeds = self.lookup(input_ids, inputs_embeds)
-        if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if use_cache and cache is None:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if cache is not None and self.training and self.gradient_checkpointing:
+            raise ValueError(
+                "Gradient checkpointing runs each layer twice, which would extend a cache twice, "
+                "got both in training. Leave out the cache, or call `model.eval()`."
+            )
+        past_length = 0 if cache is None else cache.get_seq_length()
         hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length)
 
         config = self.attention_config(**kwargs)
-        self_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        self_cache = None if cache is None else cache.self_attention_cache
         mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
         encoder_mask = create_bidirectional_mask(
             config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
@@ -251,16 +276,41 @@ class Decoder(Stack):
             mask,
             encoder_hidden_states,
             encoder_mask,
-            past_key_values=past_key_values,
+            cache,
             attn_implementation=config._attn_implementation,
         )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values
+            last_hidden_state=hidden_states, **{CACHE: cache}
         )
+
+
+class Backend:
+    """How a model computes what a device may gain from: here, as in a textbook."""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Changes how modules of a new model compute."""
+
+    def loss(
+        self, lm_head: nn.Module, hidden_states: Tensor, labels: Tensor, terms: LossTerms
+    ) -> Tensor:
+        """Sum of the losses of all targets, from `hidden_states` `[B, T, D]`."""
+        return loss_sum(lm_head(hidden_states), labels, terms)
+
+    def compile_loss(self, compiler: Any) -> None:
+        """Names the backend of `torch.compile` for the loss on a GPU, if it is computed apart."""
+
+    def generate(
+        self, model: Any, use_transformers_search: bool | None = None, **arguments: Any
+    ) -> Any:
+        """Runs a call of `generate`: here, always by a search of Transformers."""
+        return GenerationMixin.generate(model, **arguments)
 
 
 class VanillaTransformerModel(SharedTable):
     """Encoder and decoder over their embedding tables, without the output projection."""
+
+    # The installed package replaces it, see `backend_vanilla_transformer.py`.
+    fast_backend = Backend
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -277,8 +327,8 @@ class VanillaTransformerModel(SharedTable):
                 "encoder.embed_tokens.weight": r"shared\.weight",
                 "decoder.embed_tokens.weight": r"shared\.weight",
             }
-        self.computing = Fast() if config.fast else Plain()
-        self.computing.prepare(self)
+        self.backend = (self.fast_backend if config.fast else Backend)()
+        self.backend.prepare(self)
         self.post_init()
 
     @merge_with_config_defaults
@@ -290,10 +340,11 @@ class VanillaTransformerModel(SharedTable):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Encodes sources, unless `encoder_outputs` are given, and decodes targets.
@@ -305,16 +356,16 @@ class VanillaTransformerModel(SharedTable):
             decoder_attention_mask: 1 = real target token, `[B, past + T]`; None: all are. Targets
                 padded on the right need none: no token attends to later ones.
             encoder_outputs: Output of the encoder for these sources.
-            past_key_values: Keys and values of earlier target positions; extended in place.
+            cache: Keys and values of earlier target positions; extended in place.
             inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, S, D]`.
             decoder_inputs_embeds: Instead of `decoder_input_ids`, `[B, T, D]`.
-            use_cache: Returns `past_key_values`, to continue decoding.
+            use_cache: Returns the cache, to continue decoding.
+            past_key_values: The cache by its name before Transformers 5.24.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `last_hidden_state` `[B, T, D]`, the cache and the requested outputs of both stacks.
         """
-        self.warn_of_two_adapters()
         if encoder_outputs is None:
             encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         elif isinstance(encoder_outputs, tuple):
@@ -326,14 +377,14 @@ class VanillaTransformerModel(SharedTable):
             decoder_attention_mask,
             encoded.last_hidden_state,
             attention_mask,
-            past_key_values,
+            past_key_values if cache is None else cache,
             decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE: getattr(decoder_outputs, CACHE)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -391,7 +442,7 @@ class VanillaTransformerForConditionalGeneration(
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
@@ -400,6 +451,7 @@ class VanillaTransformerForConditionalGeneration(
         return_logits: bool = False,
         num_items_in_batch: int | Tensor | None = None,
         r_drop_alpha: float = 0.0,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """As `VanillaTransformerModel.forward`, then logits and, given `labels`, the loss.
@@ -439,34 +491,24 @@ class VanillaTransformerForConditionalGeneration(
             decoder_input_ids,
             decoder_attention_mask,
             encoder_outputs,
-            past_key_values,
+            past_key_values if cache is None else cache,
             inputs_embeds,
             decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
+        needs_logits = labels is None or return_logits or not self.training
         logits = loss = None
-        output = Seq2SeqLMOutput
-        if self.training and labels is not None and not return_logits:
-            output = OutputWithoutLogits
-        else:
-            last = isinstance(logits_to_keep, int)
-            kept = slice(-logits_to_keep, None) if last else logits_to_keep
+        if needs_logits:
+            is_count = isinstance(logits_to_keep, int)
+            kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
             logits = self.lm_head(hidden_states[:, kept])
         if labels is not None:
             loss = self._loss(hidden_states, logits, labels, num_items_in_batch, r_drop_alpha)
-        return output(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        others = {name: x for name, x in outputs.items() if name != "last_hidden_state"}
+        output = Seq2SeqLMOutput if needs_logits else OutputWithoutLogits
+        return output(loss=loss, logits=logits, **others)
 
     def _loss(
         self,
@@ -493,7 +535,7 @@ class VanillaTransformerForConditionalGeneration(
         smoothing = self.config.label_smoothing if self.training else 0.0
         terms = LossTerms(smoothing, r_drop_alpha)
         if logits is None:
-            total = self.model.computing.loss(self.lm_head, hidden_states, labels, terms)
+            total = self.model.backend.loss(self.lm_head, hidden_states, labels, terms)
         else:
             total = loss_sum(logits, labels, terms)
         if num_items_in_batch is None:

@@ -9,12 +9,20 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
-from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .layers_vanilla_transformer import HeadMixing
+from .layers_vanilla_transformer import HeadMixing, Layer
 
 logger = logging.get_logger(__name__)
+
+
+def _refuse_kernel_of_talking_heads(config: VanillaTransformerConfig, kernel: Any) -> None:
+    if config.talking_heads is not None and kernel not in (None, "eager"):
+        raise ValueError(
+            "`talking_heads` mix the score maps of all heads, and only eager attention forms "
+            "these: other kernels compute heads separately. `attn_implementation` must be 'eager', "
+            f"got {kernel!r}. Leave it out."
+        )
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
@@ -29,6 +37,12 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
+
+    def __init__(self, config: VanillaTransformerConfig, *args: Any, **kwargs: Any) -> None:
+        if config.talking_heads is not None:
+            _refuse_kernel_of_talking_heads(config, config._attn_implementation)
+            config._attn_implementation = "eager"
+        super().__init__(config, *args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Subclasses, such as FSDP's, must register themselves to save their code."""
@@ -57,29 +71,21 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         super().mark_tied_weights_as_initialized(loading_info)
         loading_info.missing_keys |= missing
 
-    def _check_and_adjust_attn_implementation(
-        self, attn_implementation: str | None, *args: Any, **kwargs: Any
-    ) -> str:
+    def set_attn_implementation(
+        self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any
+    ) -> None:
         """As in Transformers, but talking heads run with eager attention only.
 
+        Args:
+            attn_implementation: Name of the kernel.
+            args: Arguments of Transformers' method.
+            kwargs: Further ones, by name.
+
         Raises:
-            ValueError: If another kernel is requested, or flash attention with `fast=False`.
+            ValueError: If the model has talking heads and another kernel is requested.
         """
-        if not self.config.fast and is_flash_attention_requested(None, attn_implementation):
-            raise ValueError(
-                "Flash attention needs sources without padding, which only files named `fast_*` "
-                f"make, got {attn_implementation!r} and `fast=False`. Take 'sdpa', or leave out "
-                "`fast`."
-            )
-        if self.config.talking_heads is not None:
-            if attn_implementation not in (None, "eager"):
-                raise ValueError(
-                    "`talking_heads` mix the score maps of all heads, and only eager attention "
-                    "forms these: other kernels compute heads separately. `attn_implementation` "
-                    f"must be 'eager', got {attn_implementation!r}. Leave it out."
-                )
-            attn_implementation = "eager"
-        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+        _refuse_kernel_of_talking_heads(self.config, attn_implementation)
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -100,8 +106,16 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def _init_linear(self, module: nn.Linear) -> None:
-        gain = getattr(module, "depth", 1) ** -0.5
-        rows = getattr(module, "row_counts", (module.out_features,))
+        """Draws each logical matrix of a fused one apart."""
+        rows, depth = (module.out_features,), 1
+        for owner in self.modules():
+            if isinstance(owner, Layer) and any(part is module for part in owner.modules()):
+                depth = owner.layer_idx + 1
+            elif getattr(owner, "qkv_proj", None) is module:
+                rows = owner.widths
+            elif getattr(owner, "kv_proj", None) is module:
+                rows = owner.widths[1:]
+        gain = depth**-0.5 if self.config.depth_scaled_init else 1.0
         matrices = [self._draw_matrix(count, module.in_features, gain) for count in rows]
         init.copy_(module.weight, torch.cat(matrices))
 
@@ -217,9 +231,18 @@ class SharedTable(VanillaTransformerPreTrainedModel):
         else:
             self.encoder.embed_tokens = value
 
-    def warn_of_two_adapters(self) -> None:
-        """Warns once of adapters that PEFT put on the names of a shared table in the stacks."""
-        if self.shared is None or self.encoder.embed_tokens is self.decoder.embed_tokens:
+    def train(self, mode: bool = True) -> "SharedTable":
+        """As in torch; warns once of two adapters that PEFT put on one shared table.
+
+        Args:
+            mode: Whether to train.
+        """
+        if mode and self.shared is not None:
+            self._warn_of_two_adapters()
+        return super().train(mode)
+
+    def _warn_of_two_adapters(self) -> None:
+        if self.encoder.embed_tokens is self.decoder.embed_tokens:
             return
         logger.warning_once(
             "Source and target share one table, got an adapter for each of `encoder.embed_tokens` "

@@ -15,6 +15,8 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 from transformers.utils import is_flash_attn_2_available
 
+from vanilla_transformer.generation_vanilla_transformer import CACHE
+
 from ..models import (
     Batch,
     Model,
@@ -215,9 +217,9 @@ def test_decoding_in_chunks_is_eager_attention_at_once(
             **inputs,
             decoder_input_ids=piece,
             decoder_attention_mask=None if mask is None else mask[:, :end],
-            past_key_values=cache,
+            cache=cache,
         )
-        assert output.past_key_values is cache
+        assert output[CACHE] is cache
         pieces.append(output.logits)
 
     is_real = slice(None) if mask is None else mask.bool()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import vanilla_transformer
-from vanilla_transformer.modeling_vanilla_transformer import Plain
+from vanilla_transformer.modeling_vanilla_transformer import Backend
 
 from ..models import Batch, Model, build_variant, gradients, source_of
 
@@ -35,10 +35,6 @@ def test_oracle_grid_and_contracts_hold_without_fast_files(tmp_path):
     plugin = tmp_path / "vanilla_transformer"
     for file in plugin.glob("fast_*.py"):
         file.unlink()
-    # Their import, by which Transformers finds the files to copy into a folder.
-    code = (plugin / MODELING).read_text()
-    start, end = code.index("try:\n    from .fast"), code.index("logger =")
-    (plugin / MODELING).write_text(f"{code[:start]}Fast = Plain\n{code[end:]}")
 
     tests = [*TEXTBOOK, "-q", "-p", "no:cacheprovider", "-k", OF_A_TEXTBOOK]
     process = subprocess.run(
@@ -56,11 +52,11 @@ def test_oracle_grid_and_contracts_hold_without_fast_files(tmp_path):
 def test_switch_of_the_config_leaves_textbook_layers(batch):
     model = build_variant(fast=False, dropout=0.1)
 
-    assert type(model.model.computing) is Plain
+    assert type(model.model.backend) is Backend
     dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     assert {type(module) for module in dropouts} == {nn.Dropout}
     assert not any("kernel" in vars(module) for module in model.modules())
-    assert type(build_variant().model.computing) is not Plain
+    assert type(build_variant().model.backend) is not Backend
 
 
 def test_switch_of_the_config_changes_no_result(tiny_model: Model, batch: Batch):

@@ -66,7 +66,7 @@ def laid_out_model(tiny_model, batch, monkeypatch) -> Model:
 
 
 def count_layouts(model: Model) -> int:
-    return len(model.model.computing.layouts._laid_out)
+    return len(model.model.backend.layouts._laid_out)
 
 
 def test_copies_of_a_model_have_no_layouts(laid_out_model):

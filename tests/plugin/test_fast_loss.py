@@ -15,7 +15,7 @@ from vanilla_transformer.fast_loss_vanilla_transformer import (
     loss_sum,
     projected_loss_sum,
 )
-from vanilla_transformer.modeling_vanilla_transformer import Plain
+from vanilla_transformer.modeling_vanilla_transformer import Backend
 
 from ..models import TWO_TABLES, UNTIED, Batch, Model, build_variant
 
@@ -245,7 +245,7 @@ def test_second_derivatives_need_all_logits(batch, name):
         slope()
     found = torch.autograd.grad(slope(return_logits=True), parameters)
 
-    model.config.fast, model.model.computing = False, Plain()
+    model.config.fast, model.model.backend = False, Backend()
     torch.testing.assert_close(found, torch.autograd.grad(slope(), parameters))
 
 

@@ -1,5 +1,6 @@
 """This package's searches: what Transformers' own find, in less time."""
 
+import functools
 import logging
 from typing import Any
 
@@ -14,12 +15,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
-    fast_search_vanilla_transformer,
+    backend_vanilla_transformer,
 )
-from vanilla_transformer.fast_search_vanilla_transformer import Beam, IncrementalDecoder
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
 from vanilla_transformer.modeling_vanilla_transformer import Decoder
+from vanilla_transformer.search_vanilla_transformer import Beam, IncrementalDecoder
 
 from ..models import Batch, Model, source_of
 from ..support.observed import observe
@@ -70,12 +71,13 @@ def refuse(monkeypatch: pytest.MonkeyPatch, place: Any, *names: str) -> None:
         raise AssertionError(f"{names} of {place.__name__} run")
 
     for name in names:
-        monkeypatch.setattr(place, name, fail)
+        # With its signature, which Transformers reads.
+        monkeypatch.setattr(place, name, functools.wraps(getattr(place, name))(fail))
 
 
 @pytest.fixture
 def refuse_own_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch, fast_search_vanilla_transformer, "greedy_search", "beam_search")
+    refuse(monkeypatch, backend_vanilla_transformer, "greedy_search", "beam_search")
 
 
 def generate(model: Model, source: Batch, **search: Any) -> Tensor:
@@ -186,12 +188,11 @@ class OwnTemperature(TemperatureLogitsWarper):
     """A user's own, whatever it may do."""
 
 
-OTHER_CACHE = "`past_key_values` is given"
 UNKNOWN_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "streamer": ({"streamer": Silence()}, "`streamer` is given"),
     "dict": ({"return_dict_in_generate": True}, "`return_dict_in_generate` is set"),
     "no cache": ({"use_cache": False}, "`use_cache` is not set"),
-    "static cache": ({"cache_implementation": "static"}, OTHER_CACHE),
+    "static cache": ({"cache_implementation": "static"}, "`cache_implementation` is set"),
     "processor": (
         {"logits_processor": LogitsProcessorList([OwnTemperature(2.0)])},
         "OwnTemperature is not known to look at single rows only",
@@ -212,7 +213,7 @@ UNKNOWN_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 def searches_logged(
     caplog: pytest.LogCaptureFixture, model: Model, batch: Batch, **search: Any
 ) -> list[str]:
-    name = fast_search_vanilla_transformer.__name__
+    name = backend_vanilla_transformer.__name__
     with caplog.at_level(logging.DEBUG, logger=name):
         generate(model, source_of(batch), **search)
     return [record.message for record in caplog.records if record.name == name]
@@ -348,14 +349,9 @@ def test_kernel_that_a_user_registers_is_used(tiny_model, batch, monkeypatch):
     assert found.tolist() == expected.tolist() != before.tolist()
 
 
-def test_prompt_is_not_read_in_chunks(tiny_model, batch):
-    prompt = {"decoder_input_ids": torch.tensor([[1, 9, 25, 7, 30]] * 3)}
-
-    found = generate(tiny_model, source_of(batch), **prompt, prefill_chunk_size=2)
-
-    assert found.tolist() == generate(tiny_model, source_of(batch), **prompt).tolist()
-    config, _ = tiny_model._prepare_generation_config(None, prefill_chunk_size=2)
-    assert config.prefill_chunk_size is None
+def test_prompt_in_chunks_is_refused(tiny_model, batch):
+    with pytest.raises(ValueError, match="got 2 for an encoder-decoder"):
+        generate(tiny_model, source_of(batch), prefill_chunk_size=2)
 
 
 def test_model_that_was_asked_for_weights_is_searched_as_before(monkeypatch, tiny_model, batch):

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from transformers import CompileConfig, GenerationConfig, LogitsProcessor, WatermarkingConfig
 from transformers.generation import utils
 
+from vanilla_transformer.generation_vanilla_transformer import CACHE
 from vanilla_transformer.tokenization_vanilla_transformer import (
     TokenizerKind,
     VanillaTransformerTokenizer,
@@ -152,8 +153,8 @@ def test_step_with_labels_fills_no_cache(tiny_model, batch):
     with_labels = tiny_model(**batch)
     without = tiny_model(**without_labels(batch))
 
-    assert with_labels.past_key_values is None
-    assert without.past_key_values.get_seq_length() == batch["labels"].shape[1]
+    assert getattr(with_labels, CACHE) is None
+    assert getattr(without, CACHE).get_seq_length() == batch["labels"].shape[1]
 
 
 @depths
@@ -192,7 +193,7 @@ def test_generation_goes_on_from_a_filled_cache(tiny_model, batch, kind, masked)
     cache = make_cache(kind, tiny_model)
     expected = tiny_model.generate(**source, min_new_tokens=8, max_new_tokens=8)
 
-    start = tiny_model.generate(**source, past_key_values=cache, min_new_tokens=3, max_new_tokens=3)
+    start = tiny_model.generate(**source, cache=cache, min_new_tokens=3, max_new_tokens=3)
     assert cache.get_seq_length() == start.shape[1] - 1
     calls = record_calls(tiny_model, "lm_head")
     mask = {"decoder_attention_mask": torch.ones_like(start)} if masked else {}
@@ -307,7 +308,7 @@ def test_watermark_favours_tokens_of_the_whole_target_vocabulary(target_size):
     model = build_two_vocabularies(target_size)
     config = GenerationConfig(watermarking_config=WatermarkingConfig(bias=9.0))
 
-    (processor,) = model._get_logits_processor(config)
+    (processor,) = model._with_written_vocabulary()._get_logits_processor(config)
 
     greens = [set(processor._get_greenlist_ids(torch.tensor([one])).tolist()) for one in range(30)]
     assert set.union(*greens) == set(range(target_size))

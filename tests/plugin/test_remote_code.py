@@ -33,12 +33,12 @@ from ..support.gradients_of_one_update import build_model
 from .test_tokenization import AWKWARD, CORPUS, KINDS
 
 TEXTS = ["Ein Hund rennt.", "Zwei alte Männer schlafen im Garten.", "Ja"]
-# A saved tokenizer needs no code of these.
-OF_TOKENIZERS = ("added_tokens", "composing", "tokenization")
+# Of the package, these travel with a model.
+PARTS = ("configuration", "generation", "layers", "loss", "modeling", "pretrained")
 HUB_FILES = {
     path.name: path
-    for path in sorted(Path(vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py"))
-    if not path.name.startswith(OF_TOKENIZERS)
+    for part in PARTS
+    for path in [Path(vanilla_transformer.__file__).with_name(f"{part}_vanilla_transformer.py")]
 }
 ALLOWED_IMPORTS = sys.stdlib_module_names | {
     "huggingface_hub",

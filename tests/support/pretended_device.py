@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from vanilla_transformer import fast_layers_vanilla_transformer
+from vanilla_transformer import modules_vanilla_transformer
 
 # A kind of device that every build of torch knows, and that no code treats in a way of its own.
 DEVICE = torch.device("lazy", 0)
@@ -138,7 +138,7 @@ def pretended_device() -> Iterator[PretendedDevice]:
         patch.setattr(torch, "autocast", autocast_of_known)
         patch.setattr(torch, "is_autocast_enabled", is_enabled_if_known)
         # A GPU's weights are plain parameters.
-        patch.setattr(fast_layers_vanilla_transformer, "has_plain_weight", lambda module: True)
+        patch.setattr(modules_vanilla_transformer, "has_plain_weight", lambda module: True)
         # `torch.tensor(..., device=...)` then copies before our eyes.
         torch._C._set_only_lift_cpu_tensors(True)
         try:

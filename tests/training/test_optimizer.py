@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import Trainer, get_linear_schedule_with_warmup
 
-from vanilla_transformer.layers_vanilla_transformer import fused_linear
+from vanilla_transformer.layers_vanilla_transformer import split_heads
 from vanilla_transformer_tools.training.optimizer import (
     MuonAndAdam,
     cut_up,
@@ -71,7 +71,12 @@ def test_each_head_has_matrices_of_its_own():
         outputs = cut_up(output, *cuts[output])
 
         projected = torch.cat([each(x) for each in projections], dim=-1)
-        heads = [head for part in attention.split_heads(projected) for head in part[0]]
+        parts = projected.split(attention.widths, dim=-1)
+        heads = [
+            head
+            for part, shape in zip(parts, attention.head_shapes, strict=True)
+            for head in split_heads(part, shape)[0]
+        ]
         matrices = [matrix for part in inputs for matrix in part]
         torch.testing.assert_close([x[0] @ matrix.T for matrix in matrices], heads)
         values = heads[-len(outputs) :]
@@ -100,7 +105,7 @@ class Stacked(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(6, 4)
-        self.stacked = fused_linear(4, (3, 5), bias=True)
+        self.stacked = nn.Linear(4, 8)
 
     def forward(self, ids):
         return self.stacked(self.table(ids)).square().sum()

@@ -10,7 +10,7 @@ from vanilla_transformer import (
     fast_loss_vanilla_transformer,
 )
 from vanilla_transformer.fast_loss_vanilla_transformer import projected_loss_sum
-from vanilla_transformer.plain_vanilla_transformer import LossTerms, loss_sum
+from vanilla_transformer.loss_vanilla_transformer import LossTerms, loss_sum
 from vanilla_transformer_tools.training.trainer import r_drop
 
 ALPHA = 3.0

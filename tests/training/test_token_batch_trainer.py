@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Seq2SeqTrainer
 
-from vanilla_transformer import VanillaTransformerTokenizer, fast_search_vanilla_transformer
+from vanilla_transformer import VanillaTransformerTokenizer, backend_vanilla_transformer
 from vanilla_transformer_tools.saved_folder import TARGET_FOLDER
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.token_ids import pair_lengths
@@ -276,7 +276,7 @@ def test_update_waits_for_a_gpu_three_times(build, monkeypatch):
 def test_model_is_validated_by_our_search(build, caplog, changes):
     trainer = build(**changes, predict_with_generate=True, eval_strategy="epoch")
     trainer.compute_metrics = lambda _: {}
-    name = fast_search_vanilla_transformer.__name__
+    name = backend_vanilla_transformer.__name__
 
     with caplog.at_level(logging.DEBUG, logger=name):
         trainer.train()
@@ -296,4 +296,4 @@ def test_patched_model_in_mixed_precision_is_called(build, when):
     if when == "after":
         patch_forward(trainer.model)
 
-    assert fast_search_vanilla_transformer.reason_against(trainer.model.eval())
+    assert backend_vanilla_transformer.reason_against(trainer.model.eval())

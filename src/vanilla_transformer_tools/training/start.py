@@ -460,7 +460,7 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
         if isinstance(module, GradientCheckpointingLayer):
             _compile_for_training(module, backend)
         elif isinstance(module, VanillaTransformerForConditionalGeneration):
-            module.model.computing.loss_compiler = backend
+            module.model.backend.compile_loss(backend)
 
 
 def _compile_for_training(layer: nn.Module, backend: str) -> None:

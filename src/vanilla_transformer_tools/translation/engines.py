@@ -23,15 +23,15 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from vanilla_transformer.backend_vanilla_transformer import reason_against
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.fast_search_vanilla_transformer import (
+from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.search_vanilla_transformer import (
     IncrementalDecoder,
     beam_search,
     greedy_search,
     num_candidates,
-    reason_against,
 )
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer_tools.saved_folder import complete_ids
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.text.batches import padded

@@ -10,7 +10,7 @@ from transformers.generation import (
     SuppressTokensLogitsProcessor,
 )
 
-from vanilla_transformer.fast_search_vanilla_transformer import Constraints
+from vanilla_transformer.search_vanilla_transformer import Constraints
 
 # Fields of a generation config that an export or a `Search` takes over, or that have no effect on a
 # search for the likeliest output. `renormalize_logits` is what CTranslate2 does anyway.

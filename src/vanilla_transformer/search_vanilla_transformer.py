@@ -1,5 +1,6 @@
-"""Greedy and beam search that run the decoder step by step, with the results of Transformers'.
+"""Greedy and beam search, section 6.1, with the results of Transformers'.
 
+The decoder runs step by step.
 Finished sentences leave the batch, and the hypotheses of a sentence share one copy of their source.
 
 Shapes: B sentences · S source · P prompt · H heads · E head size · D `d_model` · V vocabulary ·
@@ -7,7 +8,7 @@ N hypotheses of a sentence · K key positions · C candidates.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -16,43 +17,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, generation
+from transformers import generation
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
 
-from .fast_layers_vanilla_transformer import WeightLayouts, is_untouched
-from .generation_vanilla_transformer import SourceLengthLimit
 from .layers_vanilla_transformer import Attention, Layer
-
-logger = logging.get_logger(__name__)
+from .modules_vanilla_transformer import is_plain_linear, is_untouched
 
 # Finished sentences are removed once they are an eighth of the batch: removal copies the rest.
 LARGEST_FULL_SHARE = 7 / 8
 # A GPU is asked this seldom what was chosen, because its queue of work runs empty meanwhile.
 STEPS_BETWEEN_LOOKS = 8
-# These look at single rows only, so rows may leave the batch.
-ROWWISE_PROCESSORS = (
-    generation.ForcedBOSTokenLogitsProcessor,
-    generation.ForcedEOSTokenLogitsProcessor,
-    generation.LogitNormalization,
-    generation.MinLengthLogitsProcessor,
-    generation.MinNewTokensLengthLogitsProcessor,
-    generation.NoBadWordsLogitsProcessor,
-    generation.NoRepeatNGramLogitsProcessor,
-    generation.RepetitionPenaltyLogitsProcessor,
-    generation.SuppressTokensLogitsProcessor,
-    generation.TemperatureLogitsWarper,
-    generation.TopKLogitsWarper,
-    generation.TopPLogitsWarper,
-)
-# Criteria that these searches apply without calling them.
-KNOWN_CRITERIA = (generation.EosTokenCriteria, generation.MaxLengthCriteria, SourceLengthLimit)
+# Makes a function that computes a plain linear layer.
+Linear = Callable[[nn.Linear], Callable[[Tensor], Tensor]]
 
 
-def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]:
+def plain_linear(module: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """The product with the weight, as it is stored."""
+    return partial(F.linear, weight=module.weight, bias=module.bias)
+
+
+def direct_call(module: nn.Module, linear: Linear) -> Callable[..., Any]:
     """A function that computes `module`, without the overhead of `nn.Module` where possible.
 
     In a small model that overhead is a third of a step's time. A module with hooks or a `forward`
@@ -61,13 +47,13 @@ def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]
 
     Args:
         module: Any part of a decoder.
-        layouts: Laid out weights of the model.
+        linear: Makes the functions of linear layers.
     """
     kind = type(module)
     if not is_untouched(module):
         return module
-    if isinstance(module, nn.Linear):
-        return layouts.linear(module)
+    if isinstance(module, nn.Linear) and is_plain_linear(module):
+        return linear(module)
     if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
         return partial(
             F.layer_norm,
@@ -79,22 +65,22 @@ def direct_call(module: nn.Module, layouts: WeightLayouts) -> Callable[..., Any]
     if isinstance(module, nn.Dropout) and not module.training:
         return lambda x: x
     if kind.__module__ == Layer.__module__ and isinstance(module, (Layer, Attention)):
-        return direct_copy(module, layouts).forward
+        return direct_copy(module, linear).forward
     return module.forward
 
 
-def direct_copy(module: nn.Module, layouts: WeightLayouts) -> Any:
+def direct_copy(module: nn.Module, linear: Linear) -> Any:
     """A shallow copy of `module` whose submodules are plain functions; see `direct_call`."""
     direct = copy.copy(module)
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
-            vars(direct)[name] = [direct_call(part, layouts) for part in child]
+            vars(direct)[name] = [direct_call(part, linear) for part in child]
         else:
-            vars(direct)[name] = direct_call(child, layouts)
+            vars(direct)[name] = direct_call(child, linear)
     if isinstance(module, Attention):
         name = module.config._attn_implementation
         if ALL_ATTENTION_FUNCTIONS.get(name) is sdpa_attention_forward:
-            vars(direct)["kernel"] = _run_torch_kernel
+            direct.kernel = _run_torch_kernel  # type: ignore[assignment]
     return direct
 
 
@@ -135,9 +121,9 @@ class IncrementalDecoder:
         encoder_hidden_states: Tensor,
         attention_mask: Tensor | None,
     ) -> None:
-        layouts = getattr(model.model.computing, "layouts", WeightLayouts())
-        self.decoder = direct_copy(model.model.decoder, layouts)
-        self.lm_head = direct_call(model.lm_head, layouts)
+        linear = getattr(model.model.backend, "linear", plain_linear)
+        self.decoder = direct_copy(model.model.decoder, linear)
+        self.lm_head = direct_call(model.lm_head, linear)
         self.kernel = model.config._attn_implementation
         self.source = encoder_hidden_states
         self.source_mask = None
@@ -201,7 +187,7 @@ class IncrementalDecoder:
             # Beyond the end of a table, the table reports the error.
             end = max(self.position, ahead)
             position_ids = torch.arange(end, device=self.source.device)[None]
-            self.positions = self.decoder.embed_positions(position_ids, self.source.dtype, end)
+            self.positions = self.decoder.encode_positions(position_ids, self.source.dtype, end)
         return self.positions[:, start : self.position]
 
 
@@ -472,149 +458,3 @@ def beam_search(
                     x.index_select(0, indices) for x in (scores, newest, origins, sequences)
                 )
         logits = decoding.next_logits(newest, origins)
-
-
-def search_of_generate(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: generation.LogitsProcessorList,
-    stopping_criteria: generation.StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    **inputs: Any,
-) -> Tensor | None:
-    """Runs a call of `generate`, or None, if Transformers' search has to run.
-
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-        input_ids: Prompts, one for each hypothesis, `[B * beams, P]`.
-        logits_processor: The call's processors.
-        stopping_criteria: The call's criteria.
-        generation_config: The call's settings.
-        inputs: Inputs of the model and further arguments of the call.
-
-    Returns:
-        Prompts and outputs, padded to one length, `[B * outputs, T]`.
-    """
-    parts = (*logits_processor, *stopping_criteria)
-    reason = _reason_against_call(generation_config, parts, **inputs) or reason_against(model)
-    if reason is not None:
-        logger.debug(f"`generate` runs Transformers' search, because {reason}.")
-        return None
-    logger.debug("`generate` runs the search of vanilla_transformer.")
-    beams, mask = generation_config.num_beams, inputs.get("attention_mask")
-    encoded, prompts = inputs["encoder_outputs"][0][::beams], input_ids[::beams]
-    arguments = (
-        IncrementalDecoder(model, encoded, None if mask is None else mask[::beams]),
-        prompts,
-        *_limits_and_ends(stopping_criteria, *prompts.shape),
-        Constraints(logits_processor),
-    )
-    count, fill = 1, generation_config._pad_token_tensor
-    if beams == 1:
-        outputs = greedy_search(*arguments, _draw if generation_config.do_sample else None)
-    else:
-        penalty, stopping = generation_config.length_penalty, generation_config.early_stopping
-        found = beam_search(*arguments, beams, penalty, stopping)
-        count, ends = generation_config.num_return_sequences, generation_config._eos_token_tensor
-        outputs = [tokens for hypotheses in found for _, tokens in hypotheses[:count]]
-        if not fill and ends is not None:
-            # Transformers pads the outputs of beams with the padding token only if its id is not 0.
-            fill = ends[0]
-    rows = [torch.tensor(tokens, dtype=torch.long) for tokens in outputs]
-    filled = pad_sequence(rows, batch_first=True, padding_value=int(fill or 0))
-    prompts = prompts.repeat_interleave(count, 0)
-    return torch.cat((prompts, filled.to(prompts.device)), dim=-1)
-
-
-def _reason_against_call(
-    config: GenerationConfig,
-    parts: Sequence[Any],
-    use_cache: bool | None = None,
-    encoder_outputs: Any = None,
-    attention_mask: Tensor | None = None,
-    logits_to_keep: Any = None,
-    labels: Tensor | None = None,
-    **others: Any,
-) -> str | None:
-    """Why these searches do not support a call of `generate`; None: they do.
-
-    The `parts` are its logits processors and stopping criteria. `others`, such as a `streamer` or a
-    cache of the user's own, are not supported; Seq2SeqTrainer gives `labels`, which nothing reads.
-    """
-    known = (*ROWWISE_PROCESSORS, *KNOWN_CRITERIA)
-    foreign = [type(part).__name__ for part in parts if type(part) not in known]
-    given = [f"`{name}`" for name, x in others.items() if x is not None and x is not False]
-    reasons = {
-        "`use_transformers_search` is set": getattr(config, "use_transformers_search", None),
-        "`return_dict_in_generate` is set": config.return_dict_in_generate,
-        "beams are drawn (`do_sample`)": config.do_sample and config.num_beams > 1,
-        "`use_cache` is not set": not use_cache,
-        f"{' and '.join(given)} is given": given,
-        f"{' and '.join(foreign)} is not known to look at single rows only": foreign,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def reason_against(model: Any) -> str | None:
-    """Why only Transformers' searches support a model; None: these do, too.
-
-    Hypotheses take the axis of target positions, which other classes of attention may read
-    differently. Modules inside of a layer may be anything: they are called.
-
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-    """
-    if (kernel := model.config._attn_implementation) not in ("eager", "sdpa"):
-        return f"attention runs with {kernel!r}, which takes no mask of another form"
-    stack = model.model.decoder
-    attentions = [part for layer in stack.layers for part in _attentions(layer)]
-    kinds = map(type, (model, model.model, stack, *stack.layers, *attentions))
-    if not all(map(_is_ours, kinds)) or any(map(_is_changed, (model, model.model, stack))):
-        return "other code than this package's decodes: a hook, a subclass or another method"
-    return None
-
-
-def _attentions(layer: nn.Module) -> list[nn.Module]:
-    return [child for name, child in layer.named_children() if name.endswith("_attn")]
-
-
-def _is_ours(kind: type) -> bool:
-    """Whether a class, FSDP's changes aside, is this package's and no subclass of it."""
-    kind = kind.__bases__[-1] if hasattr(kind, "unshard") else kind
-    return kind.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
-
-
-def _is_changed(stage: nn.Module) -> bool:
-    """Whether a call of a stage runs more than its class says; a search does not call it."""
-    method: Any = vars(stage).get("forward")
-    if getattr(method, "__module__", None) == "accelerate.utils.operations":
-        # Accelerate's autocast, with outputs in float32: a search keeps the precision of weights.
-        while hasattr(method, "__wrapped__") and method is not type(stage).forward:
-            method = method.__wrapped__
-    is_replaced = method not in (None, type(stage).forward)
-    # PEFT puts the prefix of prefix tuning in there.
-    is_replaced |= "prepare_inputs_for_generation" in vars(stage)
-    return bool(is_replaced or stage._forward_hooks or stage._forward_pre_hooks)
-
-
-def _limits_and_ends(
-    stopping_criteria: generation.StoppingCriteriaList, sentences: int, prompt_length: int
-) -> tuple[list[int], set[int]]:
-    """Longest output of each sentence in tokens, prompt not counted, and what ends one."""
-    limits = torch.full((sentences,), torch.iinfo(torch.long).max, device="cpu")
-    ends: set[int] = set()
-    for criterion in stopping_criteria:
-        if isinstance(criterion, generation.EosTokenCriteria):
-            ends.update(criterion.eos_token_id.tolist())
-        elif isinstance(criterion, generation.MaxLengthCriteria):
-            limits = limits.clamp(max=criterion.max_length - prompt_length)
-        else:
-            own = criterion.limits.cpu().repeat_interleave(sentences // len(criterion.limits))
-            limits = limits.minimum(own + 1 - prompt_length)
-    found: list[int] = limits.tolist()
-    return found, ends
-
-
-def _draw(scores: Tensor) -> Tensor:
-    """A token of each row `[B]`, as Transformers draws it."""
-    return scores.softmax(-1).multinomial(1).squeeze(1)

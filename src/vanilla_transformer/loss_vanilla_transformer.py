@@ -1,13 +1,13 @@
-"""The loss, section 5.4, and `Plain`: what files named `fast_*` compute in less time or memory.
+"""The loss, section 5.4, with label smoothing and R-Drop.
 
 Shapes: B batch · T target · D `d_model` · V vocabulary.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 # Label of a position without a target.
 IGNORED = -100
@@ -69,23 +69,3 @@ def loss_sum(logits: Tensor, labels: Tensor, terms: LossTerms = LIKELIHOOD) -> T
     if terms.r_drop_alpha:
         total = total + terms.r_drop_alpha * divergence_sum(logits, labels)
     return total
-
-
-class Plain:
-    """Computations of a model outside its layers; a subclass does the same in less time."""
-
-    # Backend of `torch.compile` for the loss on a GPU; None: it is not compiled.
-    loss_compiler: Any = None
-
-    def prepare(self, model: nn.Module) -> None:
-        """Changes how modules of a new model compute."""
-
-    def loss(
-        self, lm_head: nn.Module, hidden_states: Tensor, labels: Tensor, terms: LossTerms
-    ) -> Tensor:
-        """Sum of the losses of all targets, from `hidden_states` `[B, T, D]`."""
-        return loss_sum(lm_head(hidden_states), labels, terms)
-
-    def search(self, model: Any, *arguments: Any, **inputs: Any) -> Tensor | None:
-        """Outputs of a call of `generate`, `[B, T]`; None: Transformers' search has to run."""
-        return None
