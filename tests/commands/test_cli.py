@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from number_words import write_corpus
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.files import read_lines
 
@@ -207,20 +206,3 @@ def test_reader_of_the_help_may_stop_early_and_a_full_disk_is_told(run, stdout_t
     stdout_to(os.open("/dev/full", os.O_WRONLY))
     told = "vanilla-transformer: [Errno 28] No space left on device\n"
     assert run(*argv) == Outcome(2, "", told)
-
-
-def test_closed_streams_are_empty_or_named(model, run, monkeypatch):
-    # As Python has them after `<&-` and `>&-`.
-    monkeypatch.setattr(sys, "stdin", None)
-    main(["translate", "--model", str(model)])
-    sys.stdin.close()
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "__stdout__", None)
-
-    unwritten = run("translate", "--model", model, "drei")
-    monkeypatch.setattr(sys, "stdout", None)
-    help_text = run("translate", "--help")
-
-    assert unwritten[:2] == help_text[:2] == (2, "")
-    assert "Standard output is closed, so that --output is needed." in unwritten.err
-    assert "standard output is closed: send it to a file" in help_text.err

@@ -1,7 +1,6 @@
 """What all commands share."""
 
 import io
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.files import looks_like_a_path
-from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.translation.streams import opened_output
 
 
@@ -116,23 +114,6 @@ def test_threads_are_chosen_once_before_a_model_translates(run, folder, monkeypa
     assert counted == ["idle"]
 
 
-def test_arguments_are_utf8_in_any_locale():
-    parser = commands.build_parser(main, TranslateSettings, "")
-    parser.add_argument("text", nargs="*")
-
-    # As Python decodes them where the locale is POSIX.
-    values = commands.parse_with_texts(parser, ["--prefix", "\udcc3\udcb6", "\udcc3\udca4"])
-
-    assert (values["prefix"], values["text"]) == ("ö", ["ä"])
-
-
-def test_argument_in_another_encoding_is_refused(run):
-    status, _, err = run("translate", "--model", "a", os.fsdecode("ä".encode("latin-1")))
-
-    assert status == 2
-    assert "text in the arguments must be UTF-8, got" in err
-
-
 @pytest.mark.parametrize(
     ("encoding", "printed"),
     [
@@ -172,3 +153,22 @@ def test_interrupt_while_commands_are_imported_ends_without_a_traceback(monkeypa
         main(["push"])
 
     assert ended.value.code == 130
+
+
+def test_version_and_the_nearest_command_file_and_option_are_named(
+    run, folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test.de").write_text("ja\n")
+
+    assert run("--version").out.startswith("vanilla-transformer 0.")
+    for words, message in (
+        (["trian"], "unknown command 'trian'; did you mean train?"),
+        (["train", "--trian", "a", "b"], "unknown option --trian; did you mean --train?"),
+        (
+            ["translate", "--model", folder, "--input", "tset.de"],
+            "--input: [Errno 2] No such file or directory: 'tset.de'; did you mean 'test.de'?",
+        ),
+    ):
+        status, _, err = run(*words)
+        assert (status, err.splitlines()[-1]) == (2, f"vanilla-transformer: {message}")

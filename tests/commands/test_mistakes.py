@@ -49,7 +49,7 @@ def of_outputs() -> Iterator[tuple[str, str]]:
 
 
 MISTAKES = [
-    ("trian", "unknown command 'trian'; choose from: train, translate, evaluate"),
+    ("trian", "unknown command 'trian'; did you mean train?"),
     # Outputs
     *of_outputs(),
     # As the Hub's cache keeps files.

@@ -24,7 +24,6 @@ from transformers.utils.logging import disable_progress_bar
 from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import AttentionSettings, SearchSettings
-from vanilla_transformer_tools.text.panics import is_panic
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.translation import Translation, Translator
@@ -36,71 +35,73 @@ Command = Callable[[list[str]], None]
 
 def run(command: Command, argv: list[str] | None = None) -> None:
     """Runs one command; a user's mistake prints one message and ends with status 2."""
-    _open_standard_streams()
+    argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Messages survive any encoding of the terminal.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Progress bars of loading and saving would mix with our own output.
     disable_progress_bar()
     try:
-        command(sys.argv[1:] if argv is None else argv)
+        command(argv)
         sys.stdout.flush()
         _leave_process_group()
     except BrokenPipeError:
         # The reader of our output has stopped, as in `| head`.
         _drop_output()
         sys.exit(141)
-    except (ValueError, OSError, ArithmeticError) as error:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _drop_output()
-        fail(_without_traceback(str(error)))
-    except ImportError as error:
-        # An optional package is missing; the message names it.
-        fail(" ".join(str(error).split()))
     except KeyboardInterrupt as error:
         # The status with which shells report a signal.
         sys.exit(128 + getattr(error, "signum", signal.SIGINT))
     except Exception as error:
-        # From a config. Importing its class would take as long as importing torch.
-        if type(error).__name__.startswith("StrictDataclass"):
-            fail(str(error.__cause__ or error))
-        # The Hub's client passes on connection errors of httpx or httpx2.
-        if type(error).__module__.startswith("httpx"):
-            fail(f"the Hub cannot be reached: {error}")
-        # Out of memory: an error of Python, torch or CTranslate2.
-        said = str(error)
-        if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", said):
-            fail(f"there is not enough memory; try smaller batches: {' '.join(said.split())}")
-        if type(error).__name__.startswith("Dist") or "/gloo/" in said:
-            fail(_loss_of_a_process(said))
-        raise
-    except BaseException as error:
-        if is_panic(error):
-            fail(f"a library failed at this input, most likely the tokenizer: {error}")
-        raise
+        message = _message(error, argv)
+        if message is None:
+            raise
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        fail(message)
     finally:
         # The work is done: Ctrl-C while the interpreter shuts down only prints tracebacks.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
-class _ClosedOutput(io.TextIOBase):
-    """Standard output that the shell has closed (`>&-`): no printed text may be lost."""
+def _message(error: Exception, argv: list[str]) -> str | None:
+    """What a user needs to know about an error; None: it is a fault of the program."""
+    said = str(error)
+    # Importing the classes of a config's errors would take as long as importing torch.
+    if type(error).__name__.startswith("StrictDataclass"):
+        return str(error.__cause__ or error)
+    # An error of Python, torch or CTranslate2.
+    if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", said):
+        return f"there is not enough memory; try smaller batches: {' '.join(said.split())}"
+    if type(error).__name__.startswith("Dist") or "/gloo/" in said:
+        return _loss_of_a_process(said)
+    # The Hub's client passes on connection errors of httpx or httpx2.
+    if type(error).__module__.startswith("httpx"):
+        return f"the Hub cannot be reached: {error}"
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        return _missing_file(error, argv)
+    if isinstance(error, ImportError):
+        # An optional package is missing; the message names it.
+        return " ".join(said.split())
+    return (
+        _without_traceback(said)
+        if isinstance(error, (ValueError, OSError, ArithmeticError))
+        else None
+    )
 
-    def write(self, text: str) -> int:
-        """Raises an error."""
-        raise OSError("standard output is closed: send it to a file, or to /dev/null")
 
-
-def _open_standard_streams() -> None:
-    """Replaces those that the shell has closed (None), and lets messages survive any encoding."""
-    # These stay open as long as the process.
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stdout = _ClosedOutput()
-    elif isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+def _missing_file(error: FileNotFoundError, argv: list[str]) -> str:
+    """Names the option of a file that is missing, and the file with the nearest name."""
+    path = Path(error.filename)
+    place = argv.index(error.filename) if error.filename in argv else 0
+    options = [word for word in argv[:place] if word.startswith("--")]
+    message = f"{options[-1]}: {error}" if options else str(error)
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    if nearest := difflib.get_close_matches(path.name, names, n=1):
+        message += f"; did you mean {str(path.with_name(nearest[0]))!r}?"
+    return message
 
 
 def _loss_of_a_process(said: str) -> str:
@@ -269,21 +270,7 @@ def parse_with_texts(parser: Parser, argv: list[str]) -> dict[str, Any]:
     end = argv.index("--") if "--" in argv else len(argv)
     namespace, unknown = parser.parse_known_intermixed_args(argv[:end])
     refuse(unknown, parser)
-    values = _values(namespace) | {"text": [*map(_in_utf8, (*namespace.text, *argv[end + 1 :]))]}
-    if values.get("prefix"):
-        values["prefix"] = _in_utf8(values["prefix"])
-    return values
-
-
-def _in_utf8(text: str) -> str:
-    """An argument that Python may have decoded in the encoding of another locale."""
-    try:
-        return os.fsencode(text).decode("utf-8")
-    except UnicodeEncodeError:
-        # It cannot come from the command line.
-        return text
-    except UnicodeDecodeError:
-        fail(f"text in the arguments must be UTF-8, got {text!r:.60}. Give it by --input.")
+    return _values(namespace) | {"text": [*namespace.text, *argv[end + 1 :]]}
 
 
 def check_model(parser: Parser, models: list[str] | None) -> None:

@@ -79,6 +79,7 @@ def read_options(
     if help_all:
         print(parser.format_help() + "\n" + trainer_parser.format_help(), flush=True)
         parser.exit()
+    refuse(trainer_parser.parse_known_args(others)[1], parser, trainer_parser)
     _check_settings(parser, settings)
     arguments, unknown = trainer_parser.parse_args_into_dataclasses(
         others, return_remaining_strings=True
