@@ -1,26 +1,22 @@
 #!/usr/bin/env python
-"""Speed of translation, on a GPU if there is one: ours, M2M100, CTranslate2 and Marian.
+"""Speed of translation, on a GPU if there is one: ours, M2M100 and CTranslate2.
 
 M2M100 gets our weights and our position table, so it computes the same function; in float32, that
 is checked. All contenders translate the same batches, tokenised beforehand and in the file's order.
 The speed is relative to M2M100, or without it to this package's `generate`; same lines are outputs
 equal to ours. Tokens are targets, `</s>` counted. CTranslate2 searches as our Translator does with
 it. --sizes has random weights and sources, and outputs of 32 tokens. Beam search has length penalty
-0.6. With the contender marian, which needs `pip install pymarian` and runs on a CPU, the model of
---sizes is one that Marian can hold, with the norms after the sublayers.
+0.6.
 
 Example:
   python benchmarks/generation.py --model runs/de-en --test test.de.gz --threads 1
   python benchmarks/generation.py --sizes base --sentences 16 --batch_sizes 1 16
-  python benchmarks/generation.py --sizes tiny base --contenders vanilla marian --dtypes float32
   python benchmarks/generation.py --sizes base --contenders vanilla inherited m2m100
 """
 
 import argparse
-import math
 import os
 import random
-import shutil
 import sys
 import tempfile
 import time
@@ -39,25 +35,17 @@ from transformers.utils.logging import disable_progress_bar
 from lab import PRESETS, Report, benchmark_parser, best_device, seconds_of, speed_cells, take_turns
 from neighbours import build, copy_into_m2m100, use_our_positions
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.exports.export import export_model
 from vanilla_transformer_tools.files import read_lines
-from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.interop.marian import (
-    DECODER_FILE,
-    NO_ENTRY,
-    has_engine,
-    vocabulary_tokenizer,
-    write_marian,
-)
 from vanilla_transformer_tools.text.batches import padded
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.start import LENGTH_PENALTY
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engines import Hypothesis
 
 RANDOM_VOCABULARY, RANDOM_TARGET_TOKENS = 32_000, 32
-# Least and most tokens; Marian's limit is a multiple of the longest source of a batch.
-RANDOM_SOURCE_TOKENS, MARIAN_SOURCE_TOKENS = (20, 30), (25, 25)
+# Least and most tokens.
+RANDOM_SOURCE_TOKENS = (20, 30)
 # Longest output of a trained model, in tokens.
 LIMIT = 100
 # Idle OpenMP threads spin for this long, and would slow down the next contender.
@@ -217,57 +205,12 @@ class CTranslate2Int8(CTranslate2):
     quantization = "int8"
 
 
-class Marian(Contender):
-    """Marian's engine, as `pymarian`, which reads and writes tokens as text; outputs are forced."""
-
-    label = "Marian"
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        import pymarian
-
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.threads = torch.get_num_threads()
-        options = f"--cpu-threads {self.threads} --quiet --quiet-translation"
-        self.engine = pymarian.Translator(f"-c {folder / DECODER_FILE} {options}")
-
-    @classmethod
-    def prepare(cls, ours: Path, folder: Path, lines: list[str]) -> Path:
-        """A folder of Marian's files."""
-        if not has_engine():
-            raise ImportError("pip install pymarian")
-        shutil.copytree(ours, folder)
-        model = AutoModelForSeq2SeqLM.from_pretrained(ours, dtype="float32")
-        write_marian(model, TokenizerPair.from_pretrained(str(folder)), folder)
-        return folder
-
-    def calls(self, task: Task) -> list[Callable[[], Any]]:
-        """A call for each batch, of which each thread gets a part."""
-        calls = []
-        for batch in task.batches:
-            lines = [" ".join(self.tokenizer.convert_ids_to_tokens(row[:-1])) for row in batch]
-            options = {
-                "beam-size": task.num_beams,
-                "normalize": LENGTH_PENALTY,
-                "mini-batch": math.ceil(len(batch) / self.threads),
-                "maxi-batch": self.threads,
-                # It stops at the first length that is no longer below the product.
-                "max-length-factor": (task.limit - 0.5) / max(map(len, batch)),
-            }
-            calls.append(partial(self.engine.translate, lines, **options))
-        return calls
-
-    def outputs(self, found: list[str]) -> list[list[int]]:
-        """Ids of the tokens."""
-        return [self.tokenizer.convert_tokens_to_ids(text.split()) for text in found]
-
-
 CONTENDERS: dict[str, type[Contender]] = {
     "vanilla": Generate,
     "inherited": Inherited,
     "m2m100": M2M100,
     "ctranslate2-float32": CTranslate2,
     "ctranslate2-int8": CTranslate2Int8,
-    "marian": Marian,
 }
 
 
@@ -276,9 +219,8 @@ def main() -> None:
     parser = benchmark_parser(__doc__, sizes=("base",), rounds=3)
     parser.add_argument("--model", help="Folder of a trained model, instead of --sizes.")
     parser.add_argument("--test", help="Source lines for --model, plain or .gz.")
-    default = [name for name in CONTENDERS if name != "marian"]
-    names = {"nargs": "+", "choices": CONTENDERS, "default": default, "metavar": "NAME"}
-    text = f"From {', '.join(CONTENDERS)} (all but marian)."
+    names = {"nargs": "+", "choices": CONTENDERS, "default": [*CONTENDERS], "metavar": "NAME"}
+    text = f"From {', '.join(CONTENDERS)} (default: all)."
     parser.add_argument("--contenders", **names, help=text)
     types = ["float32", "bfloat16"]
     parser.add_argument("--dtypes", nargs="+", choices=types, default=types, help="Both (default).")
@@ -295,8 +237,6 @@ def main() -> None:
     options.threads = [number for number in options.threads if number <= most]
     if options.model and not options.test:
         parser.error("--model needs --test, a file of source lines")
-    if "marian" in options.contenders and (options.model or "m2m100" in options.contenders):
-        parser.error("--contenders marian needs --sizes, and a model that m2m100 cannot compute")
     if not options.threads:
         parser.error(f"--threads must be at most OMP_NUM_THREADS, which is {most}")
     disable_progress_bar()
@@ -325,9 +265,8 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
         sources = AutoTokenizer.from_pretrained(folder)(lines)["input_ids"]
     else:
         folder, limit = scratch / "random", RANDOM_TARGET_TOKENS
-        is_marian = "marian" in options.contenders
-        write_random_model(model, folder, is_marian)
-        sources = random_sources(options.sentences, is_marian)
+        write_random_model(model, folder)
+        sources = random_sources(options.sentences)
     names = [name for name in CONTENDERS if name in options.contenders or name == "vanilla"]
     folders = prepare(folder, names, lines, scratch)
     for dtype, threads in product(options.dtypes, options.threads):
@@ -349,54 +288,28 @@ def compare(report: Report, model: str, options: argparse.Namespace, scratch: Pa
                 report.row(search, size, label, *cells(name, seconds, outputs))
 
 
-@torch.no_grad()
-def write_random_model(preset: str, folder: Path, is_marian: bool = False) -> None:
+def write_random_model(preset: str, folder: Path) -> None:
     """A folder with a model of random weights, and a tokenizer with as many invented words.
 
     Args:
         preset: Sizes of the model.
         folder: Folder to write.
-        is_marian: Whether it is a model that Marian can hold, whose outputs never end by
-            themselves.
     """
     torch.manual_seed(0)
-    sizes, size = PRESETS[preset].config(), RANDOM_VOCABULARY
-    if not is_marian:
-        build("vanilla", vocab_size=size, **sizes).save_pretrained(folder)
-        # Four entries are special tokens.
-        words = [f"word{number}" for number in range(size - 4)]
-        tokenizer = VanillaTransformerTokenizer.train(words, vocab_size=size, kind="word")
-        tokenizer.save_pretrained(folder)
-        return
-    start, half = size - 1, sizes["d_model"] // 2
-    model = build(
-        "vanilla",
-        vocab_size=size,
-        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), start),
-        **dict.fromkeys(("eos_token_id", "bos_token_id"), 0),
-        pre_norm=False,
-        lm_head_bias=True,
-        position_embedding_type="sinusoidal_concatenated",
-        position_base=10_000 ** (half / (half - 1)),
-        **sizes,
-    )
-    # Marian's decoder begins with zeros.
-    model.model.shared.weight[start] = 0
-    model.lm_head.bias[[0, start]] = NO_ENTRY
-    model.save_pretrained(folder)
-    words = ["</s>", "<unk>", *(f"word{number}" for number in range(2, start))]
-    entries = {word: number for number, word in enumerate(words)}
-    vocabulary_tokenizer(entries, start).save_pretrained(folder)
+    size = RANDOM_VOCABULARY
+    build("vanilla", vocab_size=size, **PRESETS[preset].config()).save_pretrained(folder)
+    # Four entries are special tokens.
+    words = [f"word{number}" for number in range(size - 4)]
+    tokenizer = VanillaTransformerTokenizer.train(words, vocab_size=size, kind="word")
+    tokenizer.save_pretrained(folder)
 
 
-def random_sources(count: int, is_marian: bool = False) -> list[list[int]]:
+def random_sources(count: int) -> list[list[int]]:
     """Ids of sentences with `</s>`, the same at each call."""
     draw = random.Random(0)
-    # The last id is Marian's padding.
-    ids = range(4, RANDOM_VOCABULARY - 1)
-    lengths, end = (MARIAN_SOURCE_TOKENS, 0) if is_marian else (RANDOM_SOURCE_TOKENS, 2)
-    sizes = [draw.randint(*lengths) for _ in range(count)]
-    return [[*draw.choices(ids, k=size - 1), end] for size in sizes]
+    ids = range(4, RANDOM_VOCABULARY)
+    sizes = [draw.randint(*RANDOM_SOURCE_TOKENS) for _ in range(count)]
+    return [[*draw.choices(ids, k=size - 1), 2] for size in sizes]
 
 
 def model_inputs(rows: list[list[int]]) -> dict[str, Tensor]:
@@ -439,7 +352,7 @@ def check_same_outputs(outputs: Mapping[str, list[list[int]]]) -> None:
     Raises:
         ValueError: If a contender that must equal ours in float32 translates differently.
     """
-    for name in outputs.keys() & {"inherited", "m2m100", "marian"}:
+    for name in outputs.keys() & {"inherited", "m2m100"}:
         share = share_of_same(outputs[name], outputs["vanilla"])
         if share < LEAST_SAME:
             raise ValueError(

@@ -17,8 +17,9 @@ PLAN = (
     (f"{TOOLS}.settings", f"{TOOLS}.files", f"{TOOLS}.threads"),
     (f"{TOOLS}.figures", f"{TOOLS}.saved_folder"),
     (f"{TOOLS}.text",),
+    (f"{TOOLS}.interop",),
     (f"{TOOLS}.translation", f"{TOOLS}.evaluation", f"{TOOLS}.sharing"),
-    (f"{TOOLS}.training", f"{TOOLS}.inspection", f"{TOOLS}.interop"),
+    (f"{TOOLS}.training", f"{TOOLS}.inspection", f"{TOOLS}.exports"),
     (f"{TOOLS}.commands",),
 )
 

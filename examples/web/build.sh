@@ -2,7 +2,7 @@
 # A page that translates in the reader's browser, for any static web server: this folder's files, an
 # export of a model, and two pinned packages of npm, which keeps what it has downloaded.
 # Example:
-#   vanilla-transformer export --format onnx --quantization int8 runs/de-en runs/de-en-onnx
+#   vanilla-transformer export --format onnx runs/de-en runs/de-en-onnx
 #   examples/web/build.sh runs/de-en-onnx page && python -m http.server --directory page
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -19,6 +19,12 @@ page=$(cd "$(mktemp -d "$(dirname "$2")/.page-XXXXXX")" && pwd)
 trap 'rm -rf "$page"' EXIT
 cp "$here"/index.html "$here"/page.css "$here"/page.js "$page"
 cp -R "$1" "$page/model"
+if [ -f "$page/model/onnx/encoder_model_quantized.onnx" ]; then
+    # Made as in docs/translate.md.
+    rm -f "$page"/model/onnx/{encoder_model,decoder_model_merged}.onnx{,.data}
+    sed -i.old 's/"dtype": "fp32"/"dtype": "q8"/' "$page/model/config.json"
+    rm "$page/model/config.json.old"
+fi
 mkdir "$page/runtime"
 (
     cd "$page/runtime"

@@ -514,6 +514,8 @@ class PushSettings:
 
 # Formats of exports to a runtime; the others are files of other programs.
 RUNTIMES = ("ctranslate2", "onnx")
+# Where a model's folder keeps its own export to CTranslate2.
+EXPORT_FOLDER = "ctranslate2"
 
 
 @dataclass(frozen=True)
@@ -523,7 +525,6 @@ class ExportSettings:
     format: Literal[
         "ctranslate2",
         "onnx",
-        "marian-npz",
         "bart",
         "blenderbot",
         "fsmt",
@@ -536,8 +537,7 @@ class ExportSettings:
         "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
         "Runtime, with the names of Optimum and transformers.js; or, for folders that load "
         "without this package, a class of Transformers. Models with the default switches fit "
-        "pegasus, with --config pre_norm=false marian. marian-npz: files of Marian itself, for "
-        "what came from there.",
+        "pegasus, with --config pre_norm=false marian.",
         "ctranslate2",
     )
     quantization: (
@@ -555,7 +555,7 @@ class ExportSettings:
     ) = _runtime(
         "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
         "all other weights. CTranslate2 replaces a type that the device does not support. "
-        "onnx has float32 and int8. Default: float32."
+        "Default: float32."
     )
     sample: str | None = _runtime(
         "File of source lines for comparing the export to a runtime with the model. Default: 100 "

@@ -15,7 +15,7 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.evaluate import _like
 from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, test_sets
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
-from vanilla_transformer_tools.interop import export as exporting
+from vanilla_transformer_tools.exports import export as exporting
 from vanilla_transformer_tools.settings import (
     PRESETS,
     AttentionSettings,

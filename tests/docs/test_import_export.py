@@ -9,15 +9,12 @@ from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop.fairseq import read_checkpoint
 
 from ..interop.test_declarations import MAPPING, Translator
-from ..interop.test_fairseq import checkpoint
 from ..interop.test_importing import SIZES
 from ..support.documents import code_blocks
 
 PAGE = "docs/import_export.md"
-PICKLED = "checkpoints/checkpoint_best.pt"
 
 
 @pytest.fixture
@@ -29,8 +26,6 @@ def place(tmp_path, monkeypatch):
     marian = MarianMTModel(MarianConfig(**sizes, pad_token_id=0, eos_token_id=2))
     for one in (marian, tokenizer):
         one.save_pretrained("Helsinki-NLP/opus-mt-de-en")
-    (tmp_path / "checkpoints").mkdir()
-    checkpoint(tmp_path / "checkpoints")
     with pytest.warns(UserWarning, match="enable_nested_tensor"):
         torch.save(Translator().state_dict(), "weights.pt")
     (tmp_path / "map.yaml").write_text(yaml.safe_dump(MAPPING))
@@ -51,19 +46,8 @@ def test_commands_import_what_they_name(place):
         assert program == "vanilla-transformer"
         main(arguments)
 
-    assert len(commands) == 4
+    assert len(commands) == 3
     made = [path.name for path in sorted((place / "runs").iterdir())]
-    assert made == ["fairseq-de-en", "opus-de-en", "ours"]
+    assert made == ["opus-de-en", "ours"]
     for name in made:
         AutoModelForSeq2SeqLM.from_pretrained(place / "runs" / name)
-
-
-def test_checkpoint_can_be_saved_without_objects(place, monkeypatch):
-    monkeypatch.chdir(place / "checkpoints")
-    (block,) = [block for block in code_blocks(PAGE, "python") if "torch.save" in block]
-
-    exec(block, {})
-
-    before, after = map(read_checkpoint, [place / PICKLED, place / "checkpoints/weights_only.pt"])
-    assert after.fields == before.fields
-    assert after.tensors.keys() == before.tensors.keys()

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from vanilla_transformer_tools.evaluation.metrics import TranslationScores
-from vanilla_transformer_tools.interop.export import export_model
+from vanilla_transformer_tools.exports.export import export_model
 from vanilla_transformer_tools.translation import Translator
 
 from ..support.documents import ROOT, read

@@ -16,12 +16,12 @@ from transformers import AutoTokenizer
 
 from number_words import german
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.export import export_model
-from vanilla_transformer_tools.interop.onnx import OnnxModel
+from vanilla_transformer_tools.exports.export import export_model
+from vanilla_transformer_tools.exports.onnx import OnnxModel
 
 from ..models import build_variant
 from ..support.browser import open_browser
-from ..support.documents import ROOT
+from ..support.documents import ROOT, code_blocks
 
 BUILD = ROOT / "examples" / "web" / "build.sh"
 LINES = [german(number) for number in range(90, 190)]
@@ -49,7 +49,10 @@ def pages(tmp_path_factory):
     (folder / "model" / "run.json").write_text(json.dumps({"settings": settings}))
     for kind in ("float32", "int8"):
         export = folder / f"export-{kind}"
-        export_model(str(folder / "model"), export, "onnx", quantization=kind, sample=LINES[:9])
+        export_model(str(folder / "model"), export, "onnx", sample=LINES[:9])
+        if kind == "int8":
+            (code,) = (one for one in code_blocks("docs/translate.md", "python") if "QUInt8" in one)
+            exec(code.replace("runs/de-en-onnx", str(export)))
         done = build(export, folder / kind)
         if "npm cannot download" in done.stderr or "npm is not installed" in done.stderr:
             pytest.skip(done.stderr)

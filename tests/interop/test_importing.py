@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSeq2SeqLM,
+    AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
     BlenderbotConfig,
@@ -40,6 +41,7 @@ from vanilla_transformer_tools.interop.importing import (
     compare_logits,
     convert,
     import_model,
+    load_converted,
 )
 from vanilla_transformer_tools.interop.weight_maps import WeightMap, shapes_of
 from vanilla_transformer_tools.saved_folder import load_model
@@ -356,6 +358,24 @@ def test_import_that_computes_something_else_is_not_kept(saved, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["m2m"]
 
 
+def test_saved_model_of_another_class_is_ours_in_memory(saved, monkeypatch):
+    model, pair = load_converted(str(saved))
+
+    source = AutoModelForSeq2SeqLM.from_pretrained(saved).eval()
+    assert type(model).__name__ == "VanillaTransformerForConditionalGeneration"
+    compare_logits(source, model).check()
+    line = "ein hund"
+    expected = AutoTokenizer.from_pretrained(saved)(line)["input_ids"]
+    assert pair.source(line)["input_ids"] == expected
+
+    monkeypatch.setitem(declarations._COMPUTED, "first_position_after_padding", lambda _: 9)
+    with pytest.raises(ValueError, match="must compute what its source does"):
+        load_converted(str(saved))
+    change(saved, model_type="t5")
+    with pytest.raises(ValueError, match=r"must be one of bart, .*, got 't5'"):
+        load_converted(str(saved))
+
+
 def change(folder, **fields):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
@@ -421,9 +441,11 @@ def test_pretrained_model_without_a_start_token_has_that_of_fine_tuned_ones(sour
 
 
 def test_every_class_has_a_test():
-    tested = {name.partition("_")[0] for name in BUILD}
+    """Its row in `BUILD` is known by the whole `model_type`."""
+    models = {name: build().config.model_type for name, build in BUILD.items()}
 
-    assert {name.partition("_")[0] for name in known_sources()} == tested
+    assert {name for name, kind in models.items() if name == kind} == {*known_sources()}
+    assert {*models.values()} == {*known_sources()}
 
 
 def test_several_ends_come_in(saved, tmp_path):

@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import fast_loss_vanilla_transformer
-from vanilla_transformer_tools.interop.to_transformers import to_transformers
+from vanilla_transformer_tools.exports.to_transformers import to_transformers
 
 from ..models import (
     CONCATENATED,

@@ -13,7 +13,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     UnicodeForm,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer_tools.interop.export import export_model
+from vanilla_transformer_tools.exports.export import export_model
 from vanilla_transformer_tools.translation import Translator
 
 from ..models import save_small_model

@@ -26,7 +26,7 @@ IMPORTED = (
     "sacrebleu",
     "transformers.trainer_seq2seq",
     "vanilla_transformer_tools.evaluation.metrics",
-    "vanilla_transformer_tools.interop.export",
+    "vanilla_transformer_tools.exports.export",
     "vanilla_transformer_tools.training.run",
     "vanilla_transformer_tools.translation",
 )

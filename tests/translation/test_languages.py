@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from vanilla_transformer_tools.exports.export import export_model
 from vanilla_transformer_tools.inspection.alignments import align_words
-from vanilla_transformer_tools.interop.export import export_model
 from vanilla_transformer_tools.sharing.push import _shared_files
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_codes
 from vanilla_transformer_tools.translation import Search, Translator

@@ -5,33 +5,39 @@ import sys
 from pathlib import Path
 
 from vanilla_transformer_tools.commands.command import build_parser, check_folder, parse
-from vanilla_transformer_tools.settings import RUNTIMES, ExportSettings
+from vanilla_transformer_tools.settings import EXPORT_FOLDER, RUNTIMES, ExportSettings
 
 _EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
 does. In float32, whatever the --quantization, at least 99 % of the lines must be equal, and
-log-probabilities per token must differ by at most 0.001 on average (ONNX: each logit by
-at most 0.0001). With quantised weights, they may differ by 0.1 for 16-bit types and by 1
-for integers. An export to a class is kept only if the logits of both agree.
+log-probabilities per token must differ by at most 0.001 on average (ONNX: 0.0001). With
+quantised weights, they may differ by 0.1 for 16-bit types and by 1 for integers. An export
+to a class is kept only if the logits of both agree.
+
+Without OUT, an export to CTranslate2 is MODEL/ctranslate2.
 
 examples:
+  vanilla-transformer export runs/de-en
   vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
   vanilla-transformer export --format pegasus runs/de-en runs/de-en-pegasus
 """
 
 
 def export(argv: list[str]) -> None:
-    """Convert a model for CTranslate2, ONNX Runtime, Marian or Transformers."""
+    """Convert a model for CTranslate2, ONNX Runtime or Transformers."""
     parser = build_parser(export, ExportSettings, _EXAMPLE)
     parser.add_argument("model", metavar="MODEL", help="Folder or Hub name of a model.")
-    parser.add_argument("output", metavar="OUT", help="Folder to create.")
+    text = "Folder to create. Default with --format ctranslate2: MODEL/ctranslate2."
+    parser.add_argument("output", metavar="OUT", nargs="?", help=text)
     values = parse(parser, argv)
-    model, output = values.pop("model"), Path(values.pop("output"))
+    model, named = values.pop("model"), values.pop("output")
     settings = ExportSettings(**values)
-    types = ("float32", "int8") if settings.format == "onnx" else ("float32",)
-    if settings.format != "ctranslate2" and settings.quantization not in (None, *types):
+    if named is None and not (settings.format == "ctranslate2" and Path(model).is_dir()):
+        parser.error("OUT is needed, unless a model in a folder is exported to CTranslate2")
+    output = Path(model, EXPORT_FOLDER) if named is None else Path(named)
+    if settings.format != "ctranslate2" and settings.quantization not in (None, "float32"):
         parser.error(
-            f"--quantization must be {' or '.join(types)} with --format {settings.format}, "
-            f"got {settings.quantization}"
+            f"--quantization must be float32 with --format {settings.format}, got "
+            f"{settings.quantization}"
         )
     for name in ("sample", "force"):
         if settings.format not in RUNTIMES and getattr(settings, name):
@@ -47,8 +53,8 @@ def export(argv: list[str]) -> None:
 
 
 def _export(model: str, output: Path, settings: ExportSettings) -> None:
+    from vanilla_transformer_tools.exports.export import export_model
     from vanilla_transformer_tools.files import read_lines
-    from vanilla_transformer_tools.interop.export import export_model
 
     # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -63,7 +69,4 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
         trust_remote_code=settings.trust_remote_code,
     )
     lines = f"the lines of {settings.sample}" if settings.sample else "random tokens"
-    if agreement:
-        print(f"{output}: {agreement} (on {lines})")
-    else:
-        print(f"{output}: not verified, as Marian is not installed (pip install pymarian)")
+    print(f"{output}: {agreement} (on {lines})")

@@ -8,13 +8,12 @@ from vanilla_transformer_tools.settings import ImportSettings
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
 models are run on the same random tokens; unless their logits agree, nothing is kept.
-Checkpoints of fairseq, with their dictionaries in the same folder, Marian's .npz and weights
-with a --mapping cannot be run here: all their tensors must be used, and nothing is compared.
+Marian's .npz and weights with a --mapping cannot be run here: all their tensors must be used,
+and nothing is compared.
 
 examples:
   vanilla-transformer import Helsinki-NLP/opus-mt-de-en runs/opus-de-en --positions marian
   vanilla-transformer import marian/model.npz runs/marian-de-en
-  vanilla-transformer import fairseq/checkpoint_best.pt runs/fairseq-de-en
   vanilla-transformer import --mapping map.yaml weights.pt runs/ours
   vanilla-transformer import facebook/nllb-200-distilled-600M runs/nllb-de-en \\
       --keep_vocabulary train.de train.en

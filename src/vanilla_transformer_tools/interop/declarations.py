@@ -27,11 +27,11 @@ from vanilla_transformer_tools.interop.weight_maps import Plan, WeightMap, shape
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 SOURCES = Path(__file__).with_name("sources")
-_PROGRAMS = ("fairseq", "marian_npz")
-# Declarations that are no class of Transformers.
-_NO_CLASSES = ("transformers", "nn_transformer", *_PROGRAMS)
+_MARIAN = "marian_npz"
 # What a mapping may extend: declarations that take nothing from a config.
-_EXTENDABLE = ("nn_transformer",)
+_EXTENDABLE = ("fairseq", "nn_transformer")
+# Declarations that are no class of Transformers.
+_NO_CLASSES = ("transformers", _MARIAN, *_EXTENDABLE)
 
 # Fields of our config that change what is computed, but no shape of a tensor.
 _WITHOUT_A_SHAPE = (
@@ -82,7 +82,6 @@ class Declaration:
         constants: Fields of our config that are the same for all models of the kind.
         computed: Fields of our config by the name of the function in `_COMPUTED` that gives them.
         required: Fields of the source and the value, pattern, or list of values they must have.
-        same: Fields of the source that must have the value of another one, if they are there.
     """
 
     weights: WeightMap
@@ -93,20 +92,19 @@ class Declaration:
     constants: dict[str, Any] = field(default_factory=dict)
     computed: dict[str, str] = field(default_factory=dict)
     required: dict[str, Any] = field(default_factory=dict)
-    same: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     @cache
     def of(cls, model_type: str) -> "Declaration":
-        """The declaration of a class of Transformers, or of `fairseq` or `marian_npz`.
+        """The declaration of a class of Transformers, or of Marian's own files.
 
         Args:
-            model_type: Of the class, or one of these programs.
+            model_type: The class's `model_type`, or `marian_npz`.
 
         Raises:
             ValueError: If there is none.
         """
-        if model_type not in (*known_sources(), *_PROGRAMS):
+        if model_type not in (*known_sources(), _MARIAN):
             raise ValueError(
                 f"The model type must be one of {', '.join(known_sources())}, got {model_type!r}."
             )
@@ -174,10 +172,6 @@ class Declaration:
             f"`{name}` must be {expected!r}, got {source[name]!r}"
             for name, expected in self.required.items()
             if source.get(name) is not None and not _agrees(source[name], expected)
-        ] + [
-            f"`{name}` must be `{other}`, got {source[name]!r} and {source.get(other)!r}"
-            for name, other in self.same.items()
-            if source.get(name) is not None and source[name] != source.get(other)
         ]
 
     def assumed(self) -> dict[str, Any]:
@@ -294,7 +288,7 @@ def _agrees(value: Any, wanted: Any) -> bool:
         return value in wanted
     if isinstance(wanted, str):
         return fnmatchcase(str(value), wanted)
-    # fairseq's 0, False and None are all "off".
+    # Marian's 0, False, None and an empty list are all "off".
     return bool(value == wanted or not (value or wanted))
 
 

@@ -20,7 +20,6 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 from vanilla_transformer_tools.files import new_folder
 from vanilla_transformer_tools.interop.declarations import Declaration, Source
-from vanilla_transformer_tools.interop.fairseq import find_fairseq_file, read_checkpoint
 from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
 from vanilla_transformer_tools.interop.marian import NO_ENTRY, find_npz, read_marian
 from vanilla_transformer_tools.interop.tensor_files import (
@@ -59,6 +58,27 @@ def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
         ValueError: If the class, its settings or its tensors cannot be expressed; names all faults.
     """
     return Source.of(source).convert().train(source.training)
+
+
+def load_converted(
+    name_or_path: str,
+) -> tuple[VanillaTransformerForConditionalGeneration, TokenizerPair | None]:
+    """A saved model of another class as one of ours, in memory, with its tokenizers.
+
+    Both models have run on the same random tokens; the dtype is the saved one.
+
+    Args:
+        name_or_path: Folder or Hub name of a model of a class in `known_sources`.
+
+    Raises:
+        ImportError: If the tokenizer needs a package that is not installed.
+        ValueError: If the class, a setting or a tensor has no counterpart, or the logits differ;
+            names all reasons.
+        OSError: If there is no such model.
+    """
+    source = _of_transformers(name_or_path)
+    model, _ = _converted(source)
+    return model, source.tokenizers
 
 
 @dataclass(frozen=True)
@@ -155,9 +175,9 @@ def import_model(
     """Saves a model of another class as one of ours, with its tokenizer and generation settings.
 
     Args:
-        name_or_path: Folder or Hub name of a model of a class in `known_sources`; or a checkpoint
-            of fairseq, or its folder; or, with a `mapping`, any file of tensors, or its folder.
-            Files in PyTorch's own format are read by its loader that runs no code.
+        name_or_path: Folder or Hub name of a model of a class in `known_sources`; or Marian's
+            `.npz`, or its folder; or, with a `mapping`, any file of tensors, or its folder. Files
+            in PyTorch's own format are read by its loader that runs no code.
         folder: Where the model goes; it must not exist yet, and appears when it is complete.
         mapping: A declaration of the tensors, as YAML.
         tokenizer: Folder or Hub name of the tokenizer for a `mapping`; others bring their own.
@@ -181,12 +201,7 @@ def import_model(
             f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave "
             "it out."
         )
-    model = source.convert()
-    comparison = None
-    if source.model is not None:
-        comparison = _compare_weights(source.model, model.eval())
-    elif damaged := nonfinite_tensors(model):
-        raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
+    model, comparison = _converted(source)
     record: dict[str, Any] = {"imported_from": source.record}
     if is_marian:
         record["imported_from"] |= {"positions": positions}
@@ -205,6 +220,18 @@ def import_model(
             tokenizers.save_pretrained(new)
         write_run(new, {**record, "files": describe_model_files(new)})
     return comparison
+
+
+def _converted(
+    source: Source,
+) -> tuple[VanillaTransformerForConditionalGeneration, LogitGap | None]:
+    """Our model of a source, compared with it where something here computes with it."""
+    model = source.convert().eval()
+    if source.model is not None:
+        return model, _compare_weights(source.model, model)
+    if damaged := nonfinite_tensors(model):
+        raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
+    return model, None
 
 
 def _check_new(folder: Path) -> None:
@@ -227,8 +254,6 @@ def load_source(
         source = _with_mapping(path, mapping, tokenizer)
     elif file := find_npz(path):
         source = read_marian(file)
-    elif file := find_fairseq_file(path):
-        source = read_checkpoint(file)
     else:
         source = _of_transformers(name_or_path)
     return replace(source, record={"name": path.name, **source.record})
@@ -281,15 +306,16 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
 
 def _check_config(name_or_path: str) -> dict[str, Any]:
     """Fields of our config, before gigabytes are read; none where no config can be found."""
-    folder = Path(name_or_path)
-    if folder.is_dir():
-        check_shards(folder)
-        if not (folder / CONFIG_NAME).exists():
-            raise ValueError(
-                f"{name_or_path!r} must hold a model of Transformers ({CONFIG_NAME}) or a "
-                "checkpoint of fairseq (.pt), got neither. Give another folder, or --mapping for "
-                "weights of other programs."
-            )
+    path = Path(name_or_path)
+    if path.is_file() or (path.is_dir() and not (path / CONFIG_NAME).exists()):
+        raise ValueError(
+            f"{name_or_path!r} must be the folder of a model of Transformers, with {CONFIG_NAME}, "
+            f"or a model of Marian (.npz), got {'a file' if path.is_file() else 'a folder'} "
+            "without. Give --mapping, which says what becomes of each tensor, for weights of "
+            "other programs."
+        )
+    if path.is_dir():
+        check_shards(path)
     file = find_file(name_or_path, CONFIG_NAME)
     if not file:
         return {}

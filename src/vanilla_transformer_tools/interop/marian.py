@@ -1,32 +1,24 @@
-"""Marian's own models, read and written: an `.npz` with settings, vocabularies, and decoder.yml.
+"""Marian's own models: an `.npz` with settings, vocabularies, and decoder.yml.
 
-`sources/marian_npz.yaml` declares the conversion, which is read backwards for writing. Marian's
-decoder begins with an embedding of zeros instead of a token: a `<pad>` with such a row is added
-when a model is read, and taken away when it is written.
+`sources/marian_npz.yaml` declares the conversion. Marian's decoder begins with an embedding of
+zeros instead of a token: a `<pad>` with such a row is added.
 """
 
-import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
-from vanilla_transformer_tools.files import parse_yaml, read_lines, read_text, write_lines
+from vanilla_transformer_tools.files import parse_yaml, read_lines, read_text
 from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fast_tokenizers import (
     END,
@@ -37,35 +29,20 @@ from vanilla_transformer_tools.interop.fast_tokenizers import (
     sentencepiece_backend,
 )
 from vanilla_transformer_tools.interop.tensor_files import check_zip, unreadable
-from vanilla_transformer_tools.interop.to_transformers import config_faults, sines_first
-from vanilla_transformer_tools.interop.weight_maps import take_apart, untied_tensors
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
-from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
-SETTINGS = "special:model.yml"
-DECODER_FILE = "decoder.yml"
+_SETTINGS = "special:model.yml"
+_DECODER_FILE = "decoder.yml"
 # Rows for each entry of a vocabulary, and columns for each entry.
-TABLES = re.compile(r"(encoder_|decoder_)?Wemb|decoder_ff_logit_out_Wt")
-OUTPUT_BIAS = "decoder_ff_logit_out_b"
+_TABLES = re.compile(r"(encoder_|decoder_)?Wemb|decoder_ff_logit_out_Wt")
+_OUTPUT_BIAS = "decoder_ff_logit_out_b"
 _OLD_PROJECTION, _PROJECTION = "decoder_ff_logit_out_W", "decoder_ff_logit_out_Wt"
 # Saved as matrices of one row.
-VECTOR = re.compile(r".*_(b\w*|ln_(scale|bias)(_pre)?)")
+_VECTOR = re.compile(r".*_(b\w*|ln_(scale|bias)(_pre)?)")
 # Logit of what Marian has no entry for: its probability is zero in every dtype. A lower one would
 # weigh on the loss of label smoothing.
 NO_ENTRY = -1e3
 _SUFFIXES = {".spm": "SentencePiece", ".yml": "YAML", ".yaml": "YAML", ".json": "JSON"}
-WEIGHTS_FILE = "model.npz"
-# Longest output, in lengths of its source; Marian has no other limit.
-LENGTH_FACTOR = 3
-_DECLARATION = "marian_npz"
-# Larger ones are not negligible beside the variance.
-_MOST_EPSILON = 1e-5
-# Fields that change nothing in a trained model, or follow from the order of its norms.
-_NOT_COMPARED = ("max_position_embeddings", "bos_token_id", "add_final_layer_norm")
-# Norms of embeddings come before something; by these their names are chosen.
-_NORMS_BEFORE = {
-    f"{stack}_emb_ln_{part}_pre" for stack in ("encoder", "decoder") for part in ("scale", "bias")
-}
 
 
 def find_npz(source: Path) -> Path | None:
@@ -79,7 +56,7 @@ def find_npz(source: Path) -> Path | None:
     if not source.is_dir() or (source / "config.json").exists():
         return None
     files = [file for file in sorted(source.glob("*.npz")) if _is_marian(file)]
-    named = _decoder_settings(source / DECODER_FILE).get("models") or []
+    named = _decoder_settings(source / _DECODER_FILE).get("models") or []
     if len(files) > 1 and len(named) == 1:
         files = [file for file in files if file.name == Path(str(named[0])).name]
     if len(files) > 1:
@@ -96,7 +73,7 @@ def _is_marian(file: Path) -> bool:
         return file.suffix == ".npz"
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
-    return f"{SETTINGS}.npy" in names or "decoder_ff_logit_out_b.npy" in names
+    return f"{_SETTINGS}.npy" in names or "decoder_ff_logit_out_b.npy" in names
 
 
 def read_marian(file: Path) -> Source:
@@ -112,10 +89,10 @@ def read_marian(file: Path) -> Source:
     """
     arrays = _read_arrays(file)
     settings = _model_settings(file, arrays)
-    own = file.with_name(f"{file.name}.{DECODER_FILE}")
-    decoder = _decoder_settings(own if own.is_file() else file.with_name(DECODER_FILE))
+    own = file.with_name(f"{file.name}.{_DECODER_FILE}")
+    decoder = _decoder_settings(own if own.is_file() else file.with_name(_DECODER_FILE))
     settings |= {name: decoder[name] for name in ("word-penalty",) if name in decoder}
-    settings |= readable(settings, "Wpos" in arrays)
+    settings |= _readable(settings, "Wpos" in arrays)
     declaration = Declaration.of("marian_npz")
     faults = declaration.faults(settings)
     files = _vocabulary_files(file, decoder)
@@ -138,7 +115,7 @@ def read_marian(file: Path) -> Source:
             f"{' and '.join(one.name for one in files)}. Use the ones of its training."
         )
     pad = max(sizes)
-    sides = [vocabulary_tokenizer(entries, pad, pieces) for entries, pieces in vocabularies]
+    sides = [_vocabulary_tokenizer(entries, pad, pieces) for entries, pieces in vocabularies]
     pair = TokenizerPair.joint(sides[0]) if len(sides) == 1 else TokenizerPair(*sides)
     settings |= {
         "rows": pad + 1,
@@ -177,7 +154,7 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def _model_settings(file: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     """The settings inside the file, which leave the arrays."""
-    content = arrays.pop(SETTINGS, None)
+    content = arrays.pop(_SETTINGS, None)
     try:
         text = b"" if content is None else content.tobytes().rstrip(b"\0")
         settings = parse_yaml(text.decode())
@@ -185,13 +162,13 @@ def _model_settings(file: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict
         settings = None
     if not isinstance(settings, dict):
         raise ValueError(
-            f"{str(file)!r} must hold the settings of its model as {SETTINGS!r}, got "
+            f"{str(file)!r} must hold the settings of its model as {_SETTINGS!r}, got "
             f"{'none' if content is None else 'no YAML'}. Save the model by Marian again."
         )
     return settings
 
 
-def readable(settings: Mapping[str, Any], learned: bool) -> dict[str, Any]:
+def _readable(settings: Mapping[str, Any], learned: bool) -> dict[str, Any]:
     """Settings that the declaration needs, made of Marian's options."""
 
     def steps(option: str) -> str:
@@ -220,13 +197,13 @@ def _with_pad(
     if _OLD_PROJECTION in tensors:
         tensors[_PROJECTION] = tensors.pop(_OLD_PROJECTION).T
     for name, tensor in tensors.items():
-        if VECTOR.fullmatch(name):
+        if _VECTOR.fullmatch(name):
             tensors[name] = tensor.reshape(-1)
-        elif TABLES.fullmatch(name) and tensor.dim() == 2:
+        elif _TABLES.fullmatch(name) and tensor.dim() == 2:
             missing = tensor.new_zeros(max(0, rows - len(tensor)), tensor.shape[1])
             tensors[name] = torch.cat([tensor, missing])
-    bias = tensors.get(OUTPUT_BIAS, torch.zeros(sizes[-1]))
-    tensors[OUTPUT_BIAS] = torch.cat([bias, bias.new_full((rows - len(bias),), NO_ENTRY)])
+    bias = tensors.get(_OUTPUT_BIAS, torch.zeros(sizes[-1]))
+    tensors[_OUTPUT_BIAS] = torch.cat([bias, bias.new_full((rows - len(bias),), NO_ENTRY)])
     return tensors
 
 
@@ -247,7 +224,7 @@ def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
     missing = [one.name for one in files if not one.is_file()]
     if missing or len(files) != 2:
         raise ValueError(
-            f"{file.name!r} must have two vocabularies next to it, which its {DECODER_FILE} names "
+            f"{file.name!r} must have two vocabularies next to it, which its {_DECODER_FILE} names "
             f"under `vocabs`, or one vocab.spm or vocab.yml for both, got "
             f"{'no ' + ', '.join(missing) if missing else ', '.join(named) or 'none'}. Copy them "
             "there."
@@ -255,7 +232,7 @@ def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
     return files
 
 
-def vocabulary_tokenizer(
+def _vocabulary_tokenizer(
     entries: Mapping[str, int], pad: int, pieces: SentencePiece | None = None
 ) -> PreTrainedTokenizerFast:
     """A fast tokenizer with the ids of one of Marian's vocabularies, and `<pad>`.
@@ -315,177 +292,3 @@ def _unquoted(key: str) -> str:
 
 def _both(counts: Any) -> str:
     return " and ".join(f"{count:,}" for count in counts)
-
-
-def write_marian(
-    model: VanillaTransformerForConditionalGeneration, tokenizers: TokenizerPair, folder: Path
-) -> None:
-    """Writes weights with their settings, vocabularies and decoder.yml.
-
-    Args:
-        model: One of ours.
-        tokenizers: Of both sides.
-        folder: One that exists.
-
-    Raises:
-        ValueError: If Marian cannot express the model; names all reasons.
-    """
-    config = model.config
-    sides = {"source": tokenizers.source, "target": tokenizers.target}
-    entries = {side: _entries(one, side, config.pad_token_id) for side, one in sides.items()}
-    declaration = Declaration.of(_DECLARATION)
-    options = declaration.source_fields(config.to_dict())
-    if faults := _faults(model, declaration, options, entries):
-        raise ValueError("Marian cannot hold this model:\n" + "\n".join(faults))
-    sizes = [len(found) for found in entries.values()]
-    weights = untied_tensors(model)
-    if config.position_embedding_type == "sinusoidal":
-        weights = {name: sines_first(name, tensor) for name, tensor in weights.items()}
-    rules = declaration.weights
-    pieces = {name: rules.pieces_of(name, _NORMS_BEFORE)[0] for name in weights}
-    rows = dict(zip(("encoder", "decoder"), sizes, strict=True))
-    arrays: dict[str, Any] = {}
-    for name, tensor in take_apart(pieces, weights).items():
-        array = tensor.float().numpy()
-        if TABLES.fullmatch(name) or name == OUTPUT_BIAS:
-            # Without `<pad>`.
-            array = array[: rows["encoder" if name == "encoder_Wemb" else "decoder"]]
-        arrays[name] = array[None] if VECTOR.fullmatch(name) else array
-    text = yaml.safe_dump(_settings(options, sizes, config.lm_head_bias)).encode() + b"\0"
-    arrays[SETTINGS] = np.frombuffer(text, np.int8)
-    np.savez(folder / WEIGHTS_FILE, **cast(Any, arrays))
-    is_joint = entries["source"] == entries["target"]
-    names = ["vocab.yml"] * 2 if is_joint else ["source.yml", "target.yml"]
-    for file, found in zip(names, entries.values(), strict=True):
-        lines = [
-            f"{json.dumps(token, ensure_ascii=False)}: {row}" for row, token in enumerate(found)
-        ]
-        write_lines(folder / file, lines)
-    search = model.generation_config
-    decoder = {
-        "relative-paths": True,
-        "models": [WEIGHTS_FILE],
-        "vocabs": names,
-        "beam-size": search.num_beams or 1,
-        "normalize": search.length_penalty if search.length_penalty is not None else 1.0,
-        "word-penalty": 0,
-        "allow-unk": [tokenizers.target.unk_token_id] not in (search.bad_words_ids or []),
-    }
-    write_lines(folder / DECODER_FILE, yaml.safe_dump(decoder).splitlines())
-
-
-def _settings(fields: Mapping[str, Any], sizes: list[int], has_bias: bool) -> dict[str, Any]:
-    """Marian's options: those among the declaration's fields, and what `readable` reads."""
-    is_one, is_tied = fields["one_table"], fields["tied_output"]
-    others = [name for name in fields if "-" not in name or "dropout" in name]
-    return {
-        **{name: fields[name] for name in fields.keys() - {"layer-operations", *others}},
-        "type": "transformer",
-        "dim-vocabs": sizes,
-        "transformer-preprocess": "",
-        "transformer-postprocess": "dan",
-        "transformer-postprocess-emb": f"{fields['transformer-postprocess-emb']}d",
-        "transformer-postprocess-top": fields["transformer-postprocess-top"] or "",
-        "tied-embeddings": is_tied and not is_one,
-        "tied-embeddings-all": is_tied and is_one,
-        "tied-embeddings-src": is_one and not is_tied,
-        "output-omit-bias": not has_bias,
-    }
-
-
-def _entries(tokenizer: PreTrainedTokenizerBase, side: str, pad: int) -> list[str]:
-    """The tokens of Marian's vocabulary; `<pad>` and rows that only fill up are none of them."""
-    tokens = {
-        row: token.rstrip(" ")
-        for row, token in tokens_by_id(tokenizer, side).items()
-        if row != pad and token != f"<unused {row}>"
-    }
-    return [tokens.get(row, f"<unused {row}>") for row in range(1 + max(tokens))]
-
-
-def _faults(
-    model: VanillaTransformerForConditionalGeneration,
-    declaration: Declaration,
-    options: dict[str, Any],
-    entries: dict[str, list[str]],
-) -> list[str]:
-    """What Marian has no option for."""
-    config = model.config
-    faults = declaration.faults(options)
-    if config.pre_norm:
-        faults.append(
-            "`pre_norm` must be False, got True: while it decodes, Marian 1.12 leaves out the norm "
-            "of keys and values."
-        )
-    free = [*_NOT_COMPARED, *["layer_norm_eps"] * (config.layer_norm_eps <= _MOST_EPSILON)]
-    faults += config_faults(config, declaration.fields(options), zeros=["lm_head_bias"], free=free)
-    start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
-    if start.abs().max():
-        faults.append(
-            "The row of `decoder_start_token_id` must be zeros, with which Marian's decoder "
-            f"begins, got numbers of up to {start.abs().max().item():.3g}. Fine-tuning of a model "
-            "of Marian with --label_smoothing_factor 0 does not change them."
-        )
-    last = max(config.vocab_size, config.target_vocab_size) - 1
-    if not config.pad_token_id == config.decoder_start_token_id == last:
-        faults.append(
-            f"`pad_token_id` and `decoder_start_token_id` must be {last}, the last row, which "
-            f"Marian has not, got {config.pad_token_id} and {config.decoder_start_token_id}."
-        )
-    faults += [
-        f"The vocabulary of the {side} must have {token}."
-        for side, found in entries.items()
-        for token in (END, UNKNOWN)
-        if token not in found
-    ]
-    return faults
-
-
-def has_engine() -> bool:
-    """Whether Marian is installed, as `pymarian`."""
-    return importlib.util.find_spec("pymarian") is not None
-
-
-def translate(
-    folder: Path, tokenizers: TokenizerPair, sources: Sequence[list[int]]
-) -> list[Hypothesis]:
-    """What Marian translates greedily; scores are log-probabilities per token.
-
-    Args:
-        folder: Made by `write_marian`.
-        tokenizers: Tokenizers of the model.
-        sources: Ids with `</s>`.
-
-    Raises:
-        ValueError: If it fails; ends with its last words.
-    """
-    # Marian takes no blanks inside a token.
-    read, written = (
-        {row: token.rstrip(" ") for row, token in tokens_by_id(one, side).items()}
-        for side, one in (("source", tokenizers.source), ("target", tokenizers.target))
-    )
-    command = [sys.executable, "-m", "pymarian", "decode", "-c", DECODER_FILE, "--cpu-threads", "1"]
-    command += ["-w", "200", "--quiet", "-b", "1", "--n-best", "--normalize", "0"]
-    command += ["--mini-batch", "1", "--max-length-factor", str(LENGTH_FACTOR)]
-    found = subprocess.run(
-        command,
-        cwd=folder,
-        input="".join(f"{' '.join(read[row] for row in source[:-1])}\n" for source in sources),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    results = re.findall(r"^\d+ \|\|\| (.*?) \|\|\| .*?= *\S+ \|\|\| (\S+)$", found.stdout, re.M)
-    if found.returncode or len(results) != len(sources):
-        raise ValueError(
-            f"Marian must decode the exported model, but it ended with {found.returncode}: "
-            f"{found.stderr.strip()[-300:]}"
-        )
-    ids = {token: row for row, token in written.items()}
-    hypotheses = []
-    for source, (text, score) in zip(sources, results, strict=True):
-        tokens = [ids[token] for token in text.split()]
-        is_whole = len(tokens) < LENGTH_FACTOR * len(source)
-        end = tokenizers.target.eos_token_id if is_whole else None
-        hypotheses.append(Hypothesis(tokens, float(score) / (len(tokens) + is_whole), end))
-    return hypotheses

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.interop.transformers_js import fit_transformers_js
+from vanilla_transformer_tools.exports.transformers_js import fit_transformers_js
 
 from ..support.odd_text import odd_lines
 

@@ -1,7 +1,4 @@
-"""Our models as models of CTranslate2; anything that its specification lacks is an error.
-
-`vanilla_transformer_tools.interop.export` also compares the translations of both models.
-"""
+"""Our models as models of CTranslate2; anything that its specification lacks is an error."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -12,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.exports.expressed import SIZES, SWITCHES, unexpressed
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer_tools.translation.generation_settings import (
     never_generated,
@@ -78,11 +76,7 @@ class VanillaTransformerLoader(ModelLoader):
             ValueError: If the specification cannot hold the model; the message lists every reason.
         """
         config = model.config
-        faults = [
-            f"`{name}` must be None, got {getattr(config, name)!r}."
-            for name in ("d_k", "d_v", "talking_heads")
-            if getattr(config, name) is not None
-        ]
+        faults = unexpressed(config, SIZES | SWITCHES)
         if config.activation_function not in _ACTIVATIONS:
             faults.append(
                 f"`activation_function` must be one of {', '.join(_ACTIVATIONS)}, "
@@ -96,20 +90,7 @@ class VanillaTransformerLoader(ModelLoader):
                 "CTranslate2 cannot hold this model; use the engine `torch` or the ONNX export:\n"
                 + "\n".join(faults)
             )
-        switches = {
-            "activation": _ACTIVATIONS[config.activation_function],
-            "pre_norm": config.pre_norm,
-            "no_final_norm": config.add_final_layer_norm is False,
-            "layernorm_embedding": config.embedding_layer_norm,
-        }
-        spec = TransformerSpec(
-            TransformerEncoderSpec(
-                config.encoder_layers, config.encoder_attention_heads, **switches
-            ),
-            TransformerDecoderSpec(
-                config.decoder_layers, config.decoder_attention_heads, **switches
-            ),
-        )
+        spec = _empty_spec(config)
         self._set_stack(spec.encoder, model.model.encoder)
         self._set_stack(spec.decoder, model.model.decoder)
         self.set_linear(spec.decoder.projection, model.lm_head)
@@ -183,6 +164,19 @@ class VanillaTransformerLoader(ModelLoader):
                 "CTranslate2's specification must have a place for each parameter of the model, "
                 f"got none for: {', '.join(left_out)}. Use the engine `torch` or the ONNX export."
             )
+
+
+def _empty_spec(config: VanillaTransformerConfig) -> TransformerSpec:
+    switches = {
+        "activation": _ACTIVATIONS[config.activation_function],
+        "pre_norm": config.pre_norm,
+        "no_final_norm": config.add_final_layer_norm is False,
+        "layernorm_embedding": config.embedding_layer_norm,
+    }
+    return TransformerSpec(
+        TransformerEncoderSpec(config.encoder_layers, config.encoder_attention_heads, **switches),
+        TransformerDecoderSpec(config.decoder_layers, config.decoder_attention_heads, **switches),
+    )
 
 
 def convert(

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE, TOKENIZER_CONFIG_FILE
 
+from vanilla_transformer_tools.exports.to_transformers import name_general_tokenizers
 from vanilla_transformer_tools.files import write_lines
-from vanilla_transformer_tools.interop.to_transformers import name_general_tokenizers
 from vanilla_transformer_tools.saved_folder import read_object
 
 # Of each part of a pipeline: the name of several steps, and the steps that transformers.js computes

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,18 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop import onnx as onnx_export
-from vanilla_transformer_tools.interop.export import (
+from vanilla_transformer_tools.exports import ctranslate2_conversion as loader
+from vanilla_transformer_tools.exports import onnx as onnx_export
+from vanilla_transformer_tools.exports.export import (
     Agreement,
-    _compare_logits,
     _sample_sources,
     export_model,
+    verify,
 )
-from vanilla_transformer_tools.saved_folder import load_model
+from vanilla_transformer_tools.saved_folder import describe_model_files, load_model, write_run
 from vanilla_transformer_tools.sharing.model_card import record_results
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation import ctranslate2_conversion as loader
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
 from ..models import build_variant
@@ -104,12 +105,12 @@ def test_reduced_weights_are_compared_too_on_the_lines_that_are_given(
     assert agreement.gap > 1e-4
 
 
-def test_logits_are_compared_up_to_the_end_of_a_table():
+def test_translations_are_compared_up_to_the_end_of_a_table():
     model = build_variant(position_embedding_type="learned", max_position_embeddings=5)
     with torch.no_grad():
         model.lm_head.bias = torch.nn.Parameter(torch.zeros(37).index_fill(0, torch.tensor(2), -99))
 
-    agreement = _compare_logits(TorchEngine(model), read_in_torch(model), draw_rows(5, 5))
+    agreement = verify(TorchEngine(model), read_in_torch(model).translate, draw_rows(5, 5))
 
     assert (agreement.lines, agreement.identical) == (5, 5)
     assert agreement.gap < 1e-4
@@ -164,86 +165,74 @@ def test_onnx_export_that_computes_otherwise_is_not_kept(source, tmp_path, monke
     monkeypatch.setattr(onnx_export, "export_onnx", lambda *_: None)
     monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(other))
 
-    with pytest.raises(ValueError, match=r"logits that differ by at most 0\.0001, got"):
+    with pytest.raises(ValueError, match=r"token that differ by at most 0\.0001, got"):
         export_model(source, tmp_path / "out", "onnx", sample=["ja"])
 
     assert files(tmp_path) == {"model"}
 
 
-def test_quantised_onnx_export_is_compared_and_says_which_software_reads_what(
-    source, tmp_path, monkeypatch, caplog
-):
+def test_onnx_export_says_which_software_reads_what(source, tmp_path, monkeypatch, caplog):
     model = load_model(source, attn_implementation="eager")
-
-    def quantize(_):
-        # All logits grow by 2 %.
-        for parameter in model.model.decoder.layer_norm.parameters():
-            parameter.data.mul_(1.02)
-
     monkeypatch.setattr(onnx_export, "export_onnx", lambda *_: None)
-    monkeypatch.setattr(onnx_export, "quantize_onnx", quantize)
     monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(model))
     file = Path(source) / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": False}))
 
-    agreement = export_model(source, tmp_path / "out", "onnx", quantization="int8", sample=["ja"])
+    agreement = export_model(source, tmp_path / "out", "onnx", sample=["ja"])
 
-    assert agreement.numbers == "log-probabilities per token"
-    assert 0 < agreement.gap < 0.3
+    assert 0 <= agreement.gap < 1e-4
     assert "The tokenizer is for Python only" in caplog.text
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["transformers.js_config"]["dtype"] == "q8"
+    assert config["transformers.js_config"]["dtype"] == "fp32"
 
 
-def compared(model, change=lambda logits, targets: None):
-    """How a reader of a model compares whose logits something has changed."""
+def compared(model, change=lambda found: None):
+    """How an export compares whose hypotheses something has changed."""
     reader = read_in_torch(model)
-    force = reader.force
 
-    def force_otherwise(sources, targets):
-        logits = force(sources, targets)
-        change(logits, targets)
-        return logits
+    def translate_otherwise(sources, limits):
+        found = reader.translate(sources, limits)
+        change(found)
+        return found
 
-    reader.force = force_otherwise
-    return _compare_logits(TorchEngine(model), reader, draw_rows(5, 9))
+    return verify(TorchEngine(model), translate_otherwise, draw_rows(20, 9))
 
 
-def test_logits_are_compared_at_every_target_of_every_line(tiny_model):
-    def change(logits, targets):
-        logits[0, 0, 3] += 0.5
-        for row, target in zip(logits, targets, strict=True):
-            row[len(target) :] += 9
+def test_score_of_every_line_is_compared(tiny_model):
+    def change(found):
+        found[0] = replace(found[0], score=found[0].score + 0.5)
 
     agreement = compared(tiny_model, change)
 
-    assert (agreement.lines, agreement.identical) == (5, 5)
-    assert agreement.gap == pytest.approx(0.5, abs=1e-4)
+    # Of each batch, of which there are two.
+    assert (agreement.lines, agreement.identical) == (20, 20)
+    assert agreement.gap == pytest.approx(2 * 0.5 / 20, abs=1e-4)
 
 
-def test_other_greedy_translation_is_noticed(tiny_model):
-    def change(logits, targets):
-        logits[1, 0, targets[1][0]] = -99
+def test_other_translation_is_noticed(tiny_model):
+    def change(found):
+        found[1] = replace(found[1], tokens=[*found[1].tokens, 5])
 
-    assert compared(tiny_model, change).identical == 4
+    assert compared(tiny_model, change).identical == 18
 
 
-def test_translations_have_their_first_token_and_none_that_is_never_generated():
+def test_nothing_that_is_never_generated_is_translated_or_has_probability():
     model = build_variant(lm_head_bias=True, attn_implementation="eager")
     model.lm_head.bias.data[model.config.pad_token_id] += 99
-    assert compared(model).identical == 5
 
-    model.generation_config.forced_bos_token_id = 7
-    assert compared(model).identical == 5
+    agreement = compared(model)
+
+    assert agreement.identical == 20
+    assert agreement.gap < 1e-4
 
 
 def test_agreement_within_the_tolerance_is_kept():
     for identical in (100, 98):
-        Agreement(100, identical, 0.001, "numbers").check(0.98, 0.001)
+        Agreement(100, identical, 0.001).check(0.98, 0.001)
 
     for identical, gap in ((97, 0.001), (100, 0.0011), (100, float("nan"))):
         with pytest.raises(ValueError, match=r"at least 98% .* differ by at most 0\.001, got: "):
-            Agreement(100, identical, gap, "numbers").check(0.98, 0.001)
+            Agreement(100, identical, gap).check(0.98, 0.001)
 
 
 EXPORTED = ("model.bin", "config.json", "run.json")
@@ -355,12 +344,28 @@ def test_command_exports_and_reports_the_agreement(source, tmp_path, write, caps
     assert json.loads((output / "config.json").read_text())["add_source_eos"] is False
 
 
+def test_export_is_in_the_folder_of_its_model_by_default_and_names_its_files(
+    source, write, refused, capsys
+):
+    record = {"files": describe_model_files(Path(source))}
+    write_run(Path(source), record)
+    sample = write("sample.txt", *LINES)
+
+    main(["export", "--sample", sample, source])
+
+    output = Path(source, "ctranslate2")
+    assert capsys.readouterr().out.startswith(f"{output}: 3 of 3 lines")
+    assert json.loads((output / "run.json").read_text())["exported_from"] == record["files"]
+    load_model(source)
+    assert "OUT is needed" in refused("export", "--format", "onnx", source)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (
             ["--format", "onnx", "--quantization", "int16"],
-            "must be float32 or int8 with --format onnx",
+            "must be float32 with --format onnx, got int16",
         ),
         (["--sample", "missing.txt"], "missing.txt"),
     ],
@@ -396,7 +401,7 @@ def test_export_that_was_changed_for_searches_of_torch_is_refused(out):
 
 
 def test_command_names_the_cure_for_a_missing_package(source, tmp_path, refused, monkeypatch):
-    monkeypatch.delitem(sys.modules, "vanilla_transformer_tools.translation.ctranslate2_conversion")
+    monkeypatch.delitem(sys.modules, "vanilla_transformer_tools.exports.ctranslate2_conversion")
     for name in [name for name in sys.modules if name.partition(".")[0] == "ctranslate2"]:
         monkeypatch.setitem(sys.modules, name, None)
 

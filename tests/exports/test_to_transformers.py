@@ -14,17 +14,17 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop.export import export_model
+from vanilla_transformer_tools.exports.export import export_model
+from vanilla_transformer_tools.exports.to_transformers import FORMATS, to_transformers
 from vanilla_transformer_tools.interop.importing import compare_logits, convert, import_model
-from vanilla_transformer_tools.interop.to_transformers import FORMATS, to_transformers
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.settings import ExportSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
+from ..interop.test_importing import BUILD, FSMT_COUNTS_STEPS, refill
 from ..models import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
 from ..support.documents import code_blocks
 from ..text.test_tokenizer_pair import build_latin_to_greek
-from .test_importing import BUILD, FSMT_COUNTS_STEPS, refill
 
 # Fields of ours, by the formats that express them.
 M2M100 = {**CONCATENATED, "position_offset": 1, "position_base": 10_000 ** (12 / 11)}
@@ -231,7 +231,7 @@ def test_command_refuses(ours, tmp_path, refused, argv, message):
 def test_command_knows_every_class():
     choices = get_args(get_type_hints(ExportSettings)["format"])
 
-    assert choices == ("ctranslate2", "onnx", "marian-npz", *FORMATS)
+    assert choices == ("ctranslate2", "onnx", *FORMATS)
 
 
 def test_config_forces_an_end_only_where_generation_does():

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.translation import Search
-from vanilla_transformer_tools.translation.ctranslate2_conversion import (
+from vanilla_transformer_tools.exports.ctranslate2_conversion import (
     VanillaTransformerLoader,
     convert,
 )
+from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
 

@@ -1,7 +1,6 @@
 """Weights as ONNX graphs in the form of Optimum and transformers.js, and what runs them."""
 
 import json
-import logging
 import warnings
 from itertools import chain, product
 from pathlib import Path
@@ -9,25 +8,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.utils import CONFIG_NAME
 
+from vanilla_transformer_tools.exports.expressed import HEADS, SIZES, SWITCHES, unexpressed
+from vanilla_transformer_tools.exports.to_transformers import config_of_class
 from vanilla_transformer_tools.files import write_lines
-from vanilla_transformer_tools.interop.to_transformers import config_of_class
 from vanilla_transformer_tools.text.batches import padded
-from vanilla_transformer_tools.translation.generation_settings import refuse_torch_only
-
-Array = NDArray[Any]
+from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation.generation_settings import (
+    never_generated,
+    refuse_torch_only,
+)
 
 # The newest that torch's exporter writes without converting, and onnxruntime reads since 1.14.
 OPSET = 18
 GRAPHS_FOLDER = "onnx"
 ENCODER, DECODER = "encoder_model", "decoder_model_merged"
-# Ends of the files' names, and the names of the types in transformers.js.
-TYPES = {"float32": ("", "fp32"), "int8": ("_quantized", "q8")}
+# What the graphs compute; another field may need more than the inputs that they have.
+_EXPRESSED = SIZES | SWITCHES | HEADS
 # A graph file holds at most 2 GiB; larger weights are in a file beside it.
 _LARGEST_GRAPH = 2**31 - 2**20
 
@@ -80,7 +81,10 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
 
     Raises:
         ImportError: If `onnx` or `onnxscript` are not installed.
+        ValueError: If a field of the config changes what the graphs would compute.
     """
+    if faults := unexpressed(model.config, _EXPRESSED):
+        raise ValueError("\n".join(["The ONNX export cannot hold this model:", *faults]))
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -160,35 +164,7 @@ def _export(
         )
 
 
-def quantize_onnx(folder: Path) -> None:
-    """Replaces the graphs of `export_onnx` by ones whose matrices and tables are 8-bit integers.
-
-    Activations are quantised while they are computed, by ONNX Runtime's dynamic quantisation.
-    """
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    ending, _ = TYPES["int8"]
-    for name in (ENCODER, DECODER):
-        graph = folder / GRAPHS_FOLDER / f"{name}.onnx"
-        # It recommends a preparation that only fuses nodes.
-        logging.disable(logging.WARNING)
-        try:
-            quantize_dynamic(
-                graph,
-                graph.with_stem(name + ending),
-                op_types_to_quantize=["MatMul", "Gather"],
-                per_channel=True,
-                # Products of two unsigned bytes are exact on every processor.
-                weight_type=QuantType.QUInt8,
-                use_external_data_format=Path(f"{graph}.data").exists(),
-            )
-        finally:
-            logging.disable(logging.NOTSET)
-        graph.unlink()
-        Path(f"{graph}.data").unlink(missing_ok=True)
-
-
-def save_interface(model: PreTrainedModel, folder: Path, weights: str) -> None:
+def save_interface(model: PreTrainedModel, folder: Path) -> None:
     """Writes the `config.json` by which other software knows how to run the graphs.
 
     It names the class `marian`, the encoder-decoder whose files and tensors have these names. What
@@ -197,20 +173,20 @@ def save_interface(model: PreTrainedModel, folder: Path, weights: str) -> None:
     Args:
         model: Model that the graphs compute.
         folder: Folder of the export.
-        weights: One of `TYPES`.
     """
     config = config_of_class(model, "marian").to_diff_dict()
     config["architectures"] = ["MarianMTModel"]
-    config["transformers.js_config"] = {"dtype": TYPES[weights][1]}
+    config["transformers.js_config"] = {"dtype": "fp32"}
     write_lines(folder / CONFIG_NAME, [json.dumps(config, indent=2)])
 
 
 class OnnxModel:
     """Runs the graphs of an exported folder with onnxruntime, as the check of an export needs it.
 
-    The graphs are in `onnx/`, with the names of Optimum and transformers.js; int8 graphs end in
-    `_quantized` (B batch, S source, T new target tokens, P and Q target and source tokens in the
-    cache, H heads, E head size, D model width, V vocabulary; i counts the decoder's layers):
+    The graphs are in `onnx/`, with the names of Optimum and transformers.js; those that are alone
+    there and end in `_quantized` are read, too (B batch, S source, T
+    new target tokens, P and Q target and source tokens in the cache, H heads, E head size, D model
+    width, V vocabulary; i counts the decoder's layers):
 
     - `encoder_model.onnx`: `input_ids` and `attention_mask` (1 = real token), int64 `[B, S]`, give
       `last_hidden_state` `[B, S, D]`.
@@ -244,11 +220,12 @@ class OnnxModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         graphs = Path(folder) / GRAPHS_FOLDER
-        ending = TYPES["int8"][0] if any(graphs.glob("*_quantized.onnx")) else ""
         try:
             self.encoder, self.decoder = (
                 onnxruntime.InferenceSession(
-                    str(graphs / f"{name}{ending}.onnx"), options, ["CPUExecutionProvider"]
+                    str(min(graphs.glob(f"{name}*.onnx"), default=graphs / f"{name}.onnx")),
+                    options,
+                    ["CPUExecutionProvider"],
                 )
                 for name in (ENCODER, DECODER)
             )
@@ -261,16 +238,18 @@ class OnnxModel:
         self.generation_config = GenerationConfig.from_pretrained(folder)
         refuse_torch_only(self.generation_config)
 
-    def force(self, sources: list[list[int]], targets: list[list[int]]) -> Array:
-        """Logits of the next token at each position of given targets, `[B, T, V]`.
-
-        They are decoded one token at a time with the cache, as every search does it.
+    def translate(self, sources: list[list[int]], limits: list[int]) -> list[Hypothesis]:
+        """The greedy translations, decoded one token at a time with the cache, as by every search.
 
         Args:
             sources: Ids with `</s>`.
-            targets: Ids after the start token; the last one is not read.
+            limits: Longest output of each source in tokens.
+
+        Returns:
+            Hypotheses whose scores are mean log-probabilities over what may be generated.
         """
         config = self.generation_config
+        banned, ends = never_generated(config), np.ravel(config.eos_token_id).tolist()
         input_ids, mask = (one.numpy() for one in padded(sources, config.pad_token_id))
         (encoded,) = self.encoder.run(None, {"input_ids": input_ids, "attention_mask": mask})
         source = {"encoder_attention_mask": mask, "encoder_hidden_states": encoded}
@@ -279,11 +258,26 @@ class OnnxModel:
             for node in self.decoder.get_inputs()
             if node.name.startswith("past_key_values.")
         }
-        shifted = [[config.decoder_start_token_id, *target[:-1]] for target in targets]
-        steps = []
-        for tokens in padded(shifted, config.pad_token_id)[0].numpy().T:
+        tokens = np.full(len(sources), config.decoder_start_token_id)
+        outputs: list[list[int]] = [[] for _ in sources]
+        totals = [0.0] * len(sources)
+        open_rows = {*range(len(sources))}
+        while open_rows:
             inputs = {"input_ids": tokens[:, None], **source, **past}
             logits, *present = self.decoder.run(None, inputs)
             past = dict(zip(past, present, strict=True))
-            steps.append(logits)
-        return np.concatenate(steps, axis=1)
+            scores = torch.from_numpy(logits[:, -1])
+            scores[:, banned] = -torch.inf
+            best, likeliest = scores.log_softmax(-1).max(-1)
+            tokens = likeliest.numpy()
+            for row in sorted(open_rows):
+                outputs[row].append(int(tokens[row]))
+                totals[row] += best[row].item()
+                if outputs[row][-1] in ends or len(outputs[row]) == limits[row]:
+                    open_rows.remove(row)
+        return [
+            Hypothesis(output[:-1], total / len(output), output[-1])
+            if output[-1] in ends
+            else Hypothesis(output, total / len(output), None)
+            for output, total in zip(outputs, totals, strict=True)
+        ]

@@ -1,11 +1,11 @@
-"""One of our models as a model of another class of Transformers: `importing` the other way round.
+"""One of our models as a model of another class of Transformers.
 
-The declarations in `sources/` are read backwards. Anything else is an error.
+The declarations in `interop/sources/` are read backwards. Anything else is an error.
 """
 
 import copy
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer_tools.exports.expressed import WITHOUT_EFFECT, own_fields
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.interop.declarations import Declaration, Source, known_sources
 from vanilla_transformer_tools.interop.weight_maps import take_apart, untied_tensors
@@ -36,9 +37,6 @@ FORMATS = {model_type.replace("_", ""): model_type for model_type in known_sourc
 # The second is the name that releases before 5 do not know.
 _GENERAL_TOKENIZERS = ("VanillaTransformerTokenizer", "TokenizersBackend")
 
-_OURS = VanillaTransformerConfig.__annotations__.keys()
-# Fields on which no output depends.
-_WITHOUT_EFFECT = {"depth_scaled_init", "init_std", "label_smoothing", "use_cache"}
 # What these classes have and our models do not.
 _LAYER_DROP = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 
@@ -74,7 +72,7 @@ def to_transformers(
     plan.check()
     weights = untied_tensors(model)
     if imported.config.position_embedding_type != model.config.position_embedding_type:
-        weights = {place: sines_first(place, tensor) for place, tensor in weights.items()}
+        weights = {place: _sines_first(place, tensor) for place, tensor in weights.items()}
     shapes = untied_tensors(target)
     parts = {
         # Some classes have biases of the logits in one row.
@@ -89,8 +87,22 @@ def to_transformers(
 
 
 def _faults(model: VanillaTransformerForConditionalGeneration, name: str) -> list[str]:
+    """Fields that would have other values in a model that came back from the class."""
+    defaults = own_fields(model.config)
     theirs = Declaration.of(FORMATS[name]).fields(config_of_class(model, name).to_dict())
-    return config_faults(model.config, theirs)
+    ours = {name: getattr(model.config, name) for name in defaults}
+    needed = {name: theirs.get(name, default) for name, default in defaults.items()}
+    values, expected = _spelled_out(ours), _spelled_out(needed)
+    if ours["position_embedding_type"] == "sinusoidal":
+        values["position_embedding_type"] = "sinusoidal_concatenated"
+    for bias in ("attention_bias", "lm_head_bias"):
+        # Zeros in the class do for a bias that the model lacks.
+        values[bias] |= expected[bias]
+    return [
+        f"`{name}` must be {needed[name]!r}, got {ours[name]!r}."
+        for name in values
+        if values[name] != expected[name] and needed[name] != ours[name]
+    ]
 
 
 def refuse_other_models(model: PreTrainedModel, name: str) -> None:
@@ -115,36 +127,6 @@ def name_general_tokenizers(folder: Path) -> None:
             write_lines(file, [json.dumps(config, indent=2)])
 
 
-def config_faults(
-    config: VanillaTransformerConfig,
-    theirs: Mapping[str, Any],
-    *,
-    zeros: Collection[str] = ("attention_bias", "lm_head_bias"),
-    free: Collection[str] = (),
-) -> list[str]:
-    """Fields of a config that must have other values, for which a format has no switch.
-
-    Args:
-        config: Config of one of our models.
-        theirs: Fields that the model would have once it had come back from the format.
-        zeros: Biases that the format may have where the model has none: zeros will do.
-        free: Fields whose values the format need not keep.
-    """
-    ours = {name: getattr(config, name) for name in _OURS}
-    needed = {one.name: one.default for one in fields(config) if one.name in ours}
-    needed |= {**theirs, **{name: ours[name] for name in free}}
-    values, expected = spelled_out(ours), spelled_out(needed)
-    if ours["position_embedding_type"] == "sinusoidal":
-        values["position_embedding_type"] = "sinusoidal_concatenated"
-    for bias in zeros:
-        values[bias] |= expected[bias]
-    return [
-        f"`{name}` must be {needed[name]!r}, got {ours[name]!r}."
-        for name in values
-        if values[name] != expected[name] and needed[name] != ours[name]
-    ]
-
-
 def config_of_class(
     model: VanillaTransformerForConditionalGeneration, name: str
 ) -> PreTrainedConfig:
@@ -165,9 +147,9 @@ def config_of_class(
     return AutoConfig.for_model(model_type, **settings | values | _LAYER_DROP)
 
 
-def spelled_out(fields_of_ours: Mapping[str, Any]) -> dict[str, Any]:
+def _spelled_out(fields_of_ours: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of our config without those on which no output depends, and without defaults."""
-    values = {name: one for name, one in fields_of_ours.items() if name not in _WITHOUT_EFFECT}
+    values = {name: one for name, one in fields_of_ours.items() if name not in WITHOUT_EFFECT}
     heads = [values["encoder_attention_heads"], values["decoder_attention_heads"]]
     for size in ("d_k", "d_v"):
         values[size] = [
@@ -181,7 +163,7 @@ def spelled_out(fields_of_ours: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def sines_first(name: str, tensor: Tensor) -> Tensor:
+def _sines_first(name: str, tensor: Tensor) -> Tensor:
     """A weight for a residual stream whose even columns come before its odd ones."""
     module = name.rpartition(".")[0]
     axis = 0 if module.endswith(_WRITERS) else 1

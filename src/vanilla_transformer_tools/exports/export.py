@@ -1,0 +1,313 @@
+"""A saved model to another runtime or class: converted, compared, and only then in place."""
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer_tools.exports import onnx
+from vanilla_transformer_tools.exports.to_transformers import (
+    FORMATS,
+    name_general_tokenizers,
+    refuse_other_models,
+    to_transformers,
+)
+from vanilla_transformer_tools.exports.transformers_js import fit_transformers_js
+from vanilla_transformer_tools.files import names_below, new_folder
+from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
+from vanilla_transformer_tools.progress import line_progress
+from vanilla_transformer_tools.saved_folder import (
+    RESULTS_FILE,
+    RUN_FILE,
+    describe_model_files,
+    load_model,
+    read_object,
+    read_run,
+    write_run,
+)
+from vanilla_transformer_tools.settings import RUNTIMES
+from vanilla_transformer_tools.text.batches import padded
+from vanilla_transformer_tools.text.tokenizer_pair import (
+    TokenizerPair,
+    language_codes,
+    tokens_by_id,
+)
+from vanilla_transformer_tools.translation import Search
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.generation_settings import (
+    never_generated,
+    refuse_torch_only,
+    start_and_ends,
+)
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE_LINES, _LONGEST_LINE = 100, 30
+# Longest translation of a line of the sample, in lengths of the line.
+_LENGTH_FACTOR = 3
+# Lines whose logits are in memory at the same time.
+_BATCH_LINES = 16
+
+# Least share of identical lines and largest gap. Rounding decides many near ties of random
+# tokens otherwise, which would hide a small mistake, so float32 is compared first.
+_TOLERANCES = {"float32": (0.99, 1e-3), "float16": (0.0, 0.1), "bfloat16": (0.0, 0.1)}
+_INTEGER_TOLERANCE = (0.0, 1.0)
+_ONNX_TOLERANCE = (0.99, 1e-4)
+
+# Gives the greedy translation of each source within its limit.
+Translate = Callable[[list[list[int]], list[int]], list[Hypothesis]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the greedy translations of an export compare with the model's.
+
+    Attributes:
+        lines: Lines of the sample.
+        identical: Lines with the same translation.
+        gap: Mean over lines of the difference of log-probabilities per token.
+    """
+
+    lines: int
+    identical: int
+    gap: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.identical} of {self.lines} lines translated as by torch; log-probabilities per "
+            f"token differ by {self.gap:.1e}"
+        )
+
+    def check(self, identical: float, gap: float) -> None:
+        """Rejects an export that is too far from the model.
+
+        Args:
+            identical: Least share of lines with the same translation.
+            gap: Difference allowed.
+
+        Raises:
+            ValueError: If it is.
+        """
+        # Written so that NaN fails.
+        if self.identical < identical * self.lines or not self.gap <= gap:
+            raise ValueError(
+                f"The export must translate at least {identical:.0%} of the lines as the model "
+                "does, with log-probabilities per token that differ by at most "
+                f"{gap:g}, got: {self}. It is deleted; please report this with the versions of "
+                "your packages."
+            )
+
+
+def export_model(
+    model_name_or_path: str,
+    output: Path,
+    format: str = "ctranslate2",
+    *,
+    quantization: str | None = None,
+    sample: list[str] | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+) -> Agreement | LogitGap:
+    """Writes a folder for other software, which appears once its results have been compared.
+
+    It holds the tokenizers, generation_config.json, and the record of the training run, with the
+    checksums of the exported files, and as `exported_from` those of the model's; and
+
+    - `ctranslate2`: CTranslate2's model.bin, config.json and vocabulary, which
+      `Translator(engine="ctranslate2")` reads, too.
+    - `onnx`: graphs with their weights in onnx/, which Optimum and transformers.js load, and a
+      config.json that says how to run them.
+    - one of `to_transformers.FORMATS`: weights, in the dtype of the model, that Transformers loads
+      as a model of a class of its own.
+
+    Args:
+        model_name_or_path: Folder or Hub name of one of our models.
+        output: Folder to make.
+        format: One of these, as in the command.
+        quantization: Type of the weights with `ctranslate2`, one of CTranslate2's; None: float32.
+        sample: Lines to compare translations on; None: random tokens of the vocabulary.
+        force: Replaces an earlier export at `output`.
+        trust_remote_code: Runs the code of a tokenizer of another kind than ours.
+
+    Returns:
+        How the greedy translations of the sample compare, or, for a class of Transformers, the
+        logits in float32. Reduced weights are compared after float32 ones.
+
+    Raises:
+        FileExistsError: If there is something at `output` that may not be replaced.
+        OSError: If there is no room.
+        ValueError: If the format cannot express the model, or computes something else.
+    """
+    may_replace = partial(_check_output, force=force, is_forceable=format in RUNTIMES)
+    with new_folder(output, "export", may_replace) as folder:
+        model, tokenizers = _load(model_name_or_path, format, trust_remote_code)
+        folder.mkdir(parents=True)
+        tokenizers.save_pretrained(folder)
+        agreement: Agreement | LogitGap
+        if format in FORMATS:
+            agreement = _write_class(model, folder, format)
+        else:
+            refuse_torch_only(model.generation_config)
+            model.generation_config.save_pretrained(folder)
+            sources = _sample_sources(TorchEngine(model), tokenizers.source, sample)
+            if format == "ctranslate2":
+                weights = quantization or "float32"
+                agreement = _write_ctranslate2(model, tokenizers.source, folder, sources, weights)
+            else:
+                agreement = _write_onnx(model, folder, sources)
+        _write_record(folder, model, is_runtime=format in RUNTIMES)
+    return agreement
+
+
+def _load(name: str, format: str, trust_remote_code: bool) -> tuple[PreTrainedModel, TokenizerPair]:
+    # First, because its errors explain what is wrong with a folder or a name.
+    tokenizers = TokenizerPair.from_pretrained(name, trust_remote_code=trust_remote_code)
+    model = load_model(
+        name,
+        dtype="auto" if format in FORMATS else torch.float32,
+        # What the ONNX exporter can trace.
+        attn_implementation="eager",
+        trust_remote_code=trust_remote_code,
+    ).eval()
+    refuse_other_models(model, format)
+    return model, tokenizers
+
+
+def _write_record(folder: Path, model: PreTrainedModel, *, is_runtime: bool) -> None:
+    run: dict[str, Any] = read_run(model.name_or_path)
+    if source := run.get("files"):
+        run["exported_from"] = source
+    run["files"] = describe_model_files(folder)
+    if is_runtime:
+        run["exported"] = names_below(folder)
+    write_run(folder, run)
+
+
+def _write_ctranslate2(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    sources: list[list[int]],
+    quantization: str,
+) -> Agreement:
+    from vanilla_transformer_tools.exports.ctranslate2_conversion import convert
+
+    for weights in dict.fromkeys(("float32", quantization)):
+        convert(model, tokenizer, folder, weights)
+        exported = CTranslate2Engine(folder, device="cpu")
+        agreement = verify(TorchEngine(model), partial(_greedy, exported), sources)
+        agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
+    return agreement
+
+
+def _write_onnx(model: PreTrainedModel, folder: Path, sources: list[list[int]]) -> Agreement:
+    try:
+        fit_transformers_js(folder)
+    except ValueError as error:
+        logger.warning("The tokenizer is for Python only. %s", error)
+    onnx.export_onnx(model, folder)
+    agreement = verify(TorchEngine(model), onnx.OnnxModel(folder).translate, sources)
+    agreement.check(*_ONNX_TOLERANCE)
+    onnx.save_interface(model, folder)
+    return agreement
+
+
+def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> LogitGap:
+    name_general_tokenizers(folder)
+    dtype = model.dtype
+    to_transformers(model, class_name).save_pretrained(folder)
+    comparison = compare_logits(load_model(str(folder), dtype=torch.float32).eval(), model.float())
+    comparison.check(dtype)
+    return comparison
+
+
+def _check_output(output: Path, *, force: bool, is_forceable: bool) -> None:
+    """Raises a FileExistsError if there is something that may not be replaced."""
+    if not output.exists():
+        return
+    fault = f"{str(output)!r} must not exist yet."
+    if not force:
+        cure = ", or --force to replace an earlier export" if is_forceable else ""
+        raise FileExistsError(f"{fault} Give another folder{cure}.")
+    fault += " --force replaces an export, and nothing else"
+    if not output.is_dir():
+        raise FileExistsError(f"{fault}; this is a file.")
+    files = {*names_below(output)}
+    listed = read_object(output / RUN_FILE).get("exported") if RUN_FILE in files else None
+    if files and not listed:
+        raise FileExistsError(f"{fault}; this has no list of one in {RUN_FILE}.")
+    # `evaluate` adds its results.
+    if others := sorted(files - {RUN_FILE, *(listed or []), RESULTS_FILE}):
+        raise FileExistsError(
+            f"{fault}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
+            "Give another folder, or take them out."
+        )
+
+
+def _sample_sources(
+    engine: TorchEngine, tokenizer: PreTrainedTokenizerBase, lines: list[str] | None
+) -> list[list[int]]:
+    """Ids with `</s>` of lines, blank ones left out, or of random tokens; long ones last."""
+    if lines is not None:
+        texts = [line for line in lines if line.strip()]
+        if not texts:
+            raise ValueError(f"The sample must have lines with text, got {len(lines)} blank ones.")
+        return sorted(tokenizer(texts)["input_ids"], key=len)
+    longest = int(min(_LONGEST_LINE, engine.last_position - 1))
+    draw = random.Random(0)
+    others = {*tokenizer.all_special_ids, *language_codes(tokenizer).values()}
+    ordinary = sorted(tokens_by_id(tokenizer, "source").keys() - others)
+    *_, end = tokenizer("")["input_ids"]
+    lengths = sorted(draw.randint(1, longest) for _ in range(_SAMPLE_LINES))
+    return [[*draw.choices(ordinary, k=length), end] for length in lengths]
+
+
+def _greedy(engine: Engine, sources: list[list[int]], limits: list[int]) -> list[Hypothesis]:
+    found = engine.translate_batch(sources, [[] for _ in sources], limits, Search())
+    return [hypotheses[0] for hypotheses in found]
+
+
+def verify(engine: TorchEngine, translate: Translate, sources: list[list[int]]) -> Agreement:
+    """Compares greedy translations, and the score of each with the one that the model gives it.
+
+    Args:
+        engine: The model.
+        translate: Greedy search of the export. Its scores are means of the log-probabilities over
+            the tokens that may be generated.
+        sources: Ids with `</s>`.
+    """
+    banned = never_generated(engine.model.generation_config)
+    identical, gaps = 0, []
+    with line_progress("comparing translations", len(sources)) as done:
+        for start in range(0, len(sources), _BATCH_LINES):
+            batch = sources[start : start + _BATCH_LINES]
+            limits = [int(min(_LENGTH_FACTOR * len(row), engine.last_position)) for row in batch]
+            expected, actual = _greedy(engine, batch, limits), translate(batch, limits)
+            targets = [hypothesis.ended for hypothesis in actual]
+            logits = _logits(engine.model, batch, targets)
+            logits[:, :, banned] = -torch.inf
+            for row, ours, theirs in zip(logits.log_softmax(-1), expected, actual, strict=True):
+                identical += ours.tokens == theirs.tokens
+                mean = row[range(len(theirs.ended)), theirs.ended].mean().item()
+                gaps.append(abs(mean - theirs.score))
+                done()
+    return Agreement(len(sources), identical, sum(gaps) / len(gaps))
+
+
+@torch.no_grad()
+def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
+    """The model's logits of the next token at each position of the targets, `[B, T, V]`."""
+    filler = model.config.pad_token_id
+    input_ids, mask = padded(sources, filler)
+    start, _ = start_and_ends(model)
+    read, _ = padded([[start, *row[:-1]] for row in targets], filler)
+    arguments = {"attention_mask": mask, "decoder_input_ids": read, "use_cache": False}
+    return model(input_ids=input_ids, **arguments).logits
