@@ -315,6 +315,7 @@ ADDRESSED = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CITATION.cff",
+    "docs/share.md",
     "examples/from_text_to_model.ipynb",
     ".github/ISSUE_TEMPLATE/config.yml",
 )

@@ -25,7 +25,8 @@ def test_html_is_translated_text_by_text():
     page = (
         '<!DOCTYPE html>\n<html lang="de"><head><title>hallo</title><style>a {b: c}</style></head>'
         '<body><!-- nein --><p class="x y">\n  ein  <b>alter</b>\n  hund, 5 &lt; 6 &amp; mehr\n</p>'
-        '<code>x = 1</code><p translate="no">bleibt <i>so</i></p><img alt="bild"> 12 \n</body></html>'
+        '<code>x = 1</code><p translate="no">bleibt <i>so</i></p><img alt="bild"> 12 \n'
+        "</body></html>"
     )
 
     found = names_of("translate_html.py")["translate_html"](page, Shouting())
