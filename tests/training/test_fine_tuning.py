@@ -14,8 +14,9 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import fast_layers_vanilla_transformer as cpu
 from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.training.adapters import merge_adapter
 from vanilla_transformer_tools.training.run import train
-from vanilla_transformer_tools.training.start import choose_parameters, merge_adapter
+from vanilla_transformer_tools.training.start import choose_parameters
 from vanilla_transformer_tools.translation import Translator
 
 from ..models import Model, source_of
@@ -198,6 +199,25 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, base, tmp_pa
     fine_tune(corpus, base, resumed, updates=4, resume=True, **changes)
 
     assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("changes", [{}, LORA], ids=["whole", "lora"])
+def test_model_that_training_only_spoils_stays_as_it_was(corpus, tmp_path, changes):
+    base, run = tmp_path / "base", tmp_path / "run"
+    settings = build_settings(corpus, max_validation_pairs=4)
+    train(settings, build_arguments(settings, base, num_train_epochs=2), given=["bf16"])
+    spoiling = {"learning_rate": 0.9, "warmup_steps": 0, "lr_scheduler_type": "constant"}
+    given = {"validated": True, "max_validation_pairs": 4, "average_last": 2, **changes}
+
+    fine_tune(corpus, base, run, updates=2, arguments=spoiling, **given)
+    fine_tune(corpus, base, run, updates=3, arguments=spoiling, resume=True, **given)
+
+    record = read_json(run / "run.json")
+    assert (record["updates"], record["weights"]) == (3, "start, which no update made better")
+    for name, weight in weights_of(base).items():
+        torch.testing.assert_close(weights_of(run)[name], weight)
+    scores = read_json(run / "results.json")["validation"]
+    assert scores["loss"] == pytest.approx(read_json(base / "results.json")["validation"]["loss"])
 
 
 def test_adapter_is_saved_beside_the_model_that_it_makes(corpus, base, tmp_path):

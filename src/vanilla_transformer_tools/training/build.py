@@ -1,5 +1,6 @@
 """The trainer of a plan: tokenizers, model, batches that fit the memory, and validation pairs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -68,24 +69,40 @@ def build(
         data = build_data(corpus, tokenizers, sized, arguments)
         return TokenBatchTrainer(data, tokenizers, **named)
 
-    tokens = settings.max_tokens_per_batch
-    trainer = with_batches(tokens)
+    trainer = with_batches(settings.max_tokens_per_batch)
     if arguments.device.type == "cuda" and plan.batch_reason:
-
-        @find_executable_batch_size(starting_batch_size=tokens)
-        def fitting(batch_size: int) -> int:
-            _try(trainer if batch_size == tokens else with_batches(batch_size))
-            return batch_size
-
-        # All processes take shares of the same batches, so the fullest GPU decides.
-        fits = min(gather_object([fitting()]))
-        if fits != tokens:
-            trainer, reason = with_batches(fits), f"because {tokens:,} do not fit the memory"
-            sized = replace(settings, max_tokens_per_batch=fits)
-            plan = replace(plan, settings=sized, batch_reason=reason)
+        trainer, plan = fitted(trainer, plan, with_batches)
     if settings.optimizer == "muon":
         trainer.optimizer = muon_and_adam(trainer)
     return trainer, plan
+
+
+def fitted(
+    trainer: TokenBatchTrainer,
+    plan: RunPlan,
+    with_batches: Callable[[int], TokenBatchTrainer],
+) -> tuple[TokenBatchTrainer, RunPlan]:
+    """Trainer and plan with batches that fit the memory of a GPU.
+
+    Args:
+        trainer: The trainer of the plan.
+        plan: Plan of the run.
+        with_batches: Makes a trainer whose batches have so many tokens.
+    """
+    tokens = plan.settings.max_tokens_per_batch
+
+    @find_executable_batch_size(starting_batch_size=tokens)
+    def fitting(batch_size: int) -> int:
+        _try(trainer if batch_size == tokens else with_batches(batch_size))
+        return batch_size
+
+    # All processes take shares of the same batches, so the fullest GPU decides.
+    fits = min(gather_object([fitting()]))
+    if fits == tokens:
+        return trainer, plan
+    settings = replace(plan.settings, max_tokens_per_batch=fits)
+    reason = f"because {tokens:,} do not fit the memory"
+    return with_batches(fits), replace(plan, settings=settings, batch_reason=reason)
 
 
 def _try(trainer: TokenBatchTrainer) -> None:

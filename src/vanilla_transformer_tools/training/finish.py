@@ -25,6 +25,7 @@ from vanilla_transformer_tools.sharing.model_card import (
     write_model_card,
 )
 from vanilla_transformer_tools.text.filters import FilteredPairs
+from vanilla_transformer_tools.training.adapters import merge_adapter
 from vanilla_transformer_tools.training.checkpoints import (
     checkpoint_folder,
     closed_checkpoints,
@@ -37,7 +38,7 @@ from vanilla_transformer_tools.training.plan import RunPlan
 from vanilla_transformer_tools.training.ranking import metric_of
 from vanilla_transformer_tools.training.reports import progress_shown
 from vanilla_transformer_tools.training.schedule import Schedule, StoppedBySignalError
-from vanilla_transformer_tools.training.start import load_weights, merge_adapter
+from vanilla_transformer_tools.training.start import load_weights
 from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer
 
 

@@ -161,12 +161,7 @@ def plan_run(
         decisions = decisions_on_record(previous, settings, given)
     settings = with_decisions(decisions, settings, arguments, given)
     config = start.config if start.model and start.config else new_config(settings, start.config)
-    if settings.max_length > config.last_position:
-        raise ValueError(
-            f"--max_length {settings.max_length} is longer than the learned positions, which end "
-            f"after {config.last_position} tokens. Give --max_length {config.last_position}, or, "
-            "for a new model, more positions: --config max_position_embeddings=N."
-        )
+    _check_positions(settings.max_length, config.last_position)
     _choose_metric(arguments, facts)
     known = previous.get("settings", {}).get("max_tokens_per_batch")
     tokens, reason = settings.max_tokens_per_batch or known, ""
@@ -178,6 +173,16 @@ def plan_run(
     # A start that is scored again on resuming would be another evaluation of that update.
     arguments.eval_on_start = (arguments.eval_on_start or plan.with_start) and not checkpoint
     return plan
+
+
+def _check_positions(longest: int, last: float) -> None:
+    """Rejects pairs that are longer than the positions of a model."""
+    if longest > last:
+        raise ValueError(
+            f"--max_length {longest} is longer than the learned positions, which end after {last} "
+            f"tokens. Give --max_length {last}, or, for a new model, more positions: --config "
+            "max_position_embeddings=N."
+        )
 
 
 def with_precision(

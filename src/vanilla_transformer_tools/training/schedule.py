@@ -240,7 +240,7 @@ def is_planned(strategy: str, steps: float, state: TrainerState) -> bool:
     """
     if strategy == IntervalStrategy.STEPS:
         return state.global_step % steps == 0
-    return strategy == IntervalStrategy.EPOCH and state.epoch is not None and state.epoch % 1 == 0
+    return strategy != IntervalStrategy.EPOCH or (state.epoch or 0) % 1 == 0
 
 
 def _in_any_process(args: TrainingArguments, *flags: bool) -> list[bool]:
