@@ -1,4 +1,4 @@
-"""What `docs/contracts.md` says of this model and its neighbours."""
+"""What `lab/contracts.md` says of this model and its neighbours."""
 
 from itertools import chain
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from contracts import CHECKS, Candidate, Check, computing, sharing, training
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "contracts.md"
+DOCUMENT = Path(__file__).parents[2] / "lab" / "contracts.md"
 ALL_CHECKS = list(chain(*CHECKS.values()))
 # Each takes seconds, and quick tests of `import` and `export` repeat most of it.
 SLOW = (computing.exports, computing.exports_past_the_maximum, sharing.loads_elsewhere)

@@ -19,6 +19,9 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import generate
 
+# The numbered promises, for contributors.
+PROMISES = "tests/guarantees.md"
+
 
 def links(page: str) -> list[tuple[str, str]]:
     """Text and target of every link of a page; a target that is nowhere defined is empty."""
@@ -89,7 +92,7 @@ def is_broken(page: str, target: str) -> bool:
 def test_links_lead_to_files_and_headings_that_exist():
     targets = [
         (page, target)
-        for page in (*PAGES, *LAB)
+        for page in (*PAGES, *LAB, PROMISES)
         for _, target in links(page)
         if not target.startswith("https://")
     ]
@@ -104,12 +107,12 @@ def test_links_lead_to_files_and_headings_that_exist():
         "docs/from_paper_to_code.md",
         "docs/variants_in_code.md",
         "docs/common_mistakes.md",
-        "docs/guarantees.md",
+        PROMISES,
     ],
 )
 def test_names_in_links_to_code_exist(page):
     named = [
-        (name.strip("`"), ROOT / "docs" / target)
+        (name.strip("`"), (ROOT / page).parent / target)
         for name, target in links(page)
         if name.startswith("`") and target.endswith(".py")
     ]
@@ -129,7 +132,7 @@ def test_each_mistake_is_caught_by_a_test():
 
 
 def test_each_guarantee_has_a_row_with_the_tests_that_hold_it():
-    promises, _, tests = read("docs/guarantees.md").partition("\n## Tests\n")
+    promises, _, tests = read(PROMISES).partition("\n## Tests\n")
     numbers = [int(number) for number in re.findall(r"^### (\d+)\. ", promises, re.MULTILINE)]
     held = re.findall(r"^\| (\d+) \| \[`test_\w+`\]\[\w+\]", tests, re.MULTILINE)
 
