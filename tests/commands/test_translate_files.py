@@ -13,13 +13,14 @@ from functools import partial
 import pytest
 from transformers import AutoTokenizer
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools import files
 from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.translation import Translator, job
 from vanilla_transformer_tools.translation.job import plan_translation
 from vanilla_transformer_tools.translation.streams import PipedLines
 
-from ..models import interrupted_after
+from ..models import interrupted_after, save_small_model
 from ..support.engines import Recorder
 from .conftest import LINES, as_bytes
 
@@ -95,20 +96,29 @@ def test_sentences_are_translated_alone_and_keep_their_blanks(run):
 
 
 @pytest.mark.parametrize(
-    ("share", "option"), [(0.02, "--split_sentences"), (0.03, "--no-split_sentences")]
+    ("share", "others", "options"),
+    [
+        (0.02, {}, ["--split_sentences"]),
+        (0.03, {"sources_without_letters": 0.0}, ["--no-split_sentences"]),
+        (0.0, {"sources_without_letters": 0.01}, ["--split_sentences", "--copy_without_letters"]),
+        (0.0, {"sources_without_letters": 0.02}, ["--split_sentences"]),
+    ],
 )
-def test_record_of_the_training_decides_whether_lines_are_cut(run, folder, tmp_path, share, option):
+def test_record_of_the_training_decides_what_becomes_of_lines(
+    run, folder, tmp_path, share, others, options
+):
     shutil.copytree(folder, tmp_path / "model")
-    record = {"lines_of_several_sentences": share}
+    record = {"lines_of_several_sentences": share, **others}
     (tmp_path / "model" / "run.json").write_text(json.dumps(record))
-    options = ("--max_extra_tokens", 5, "ein hund rennt. der mann schläft.")
+    lines = ("--max_extra_tokens", 5, "ein hund rennt. der mann schläft.", "12:30")
 
     # Without its model, which would make an ensemble of the two.
     translate = run.func
 
-    found = translate("--model", tmp_path / "model", *options)
+    found = translate("--model", tmp_path / "model", *lines)
 
-    assert found[1] == translate("--model", folder, option, *options)[1]
+    assert found[1] == translate("--model", folder, *options, *lines)[1]
+    assert found[1].endswith(b"\n12:30\n") == ("--copy_without_letters" in options)
 
 
 def test_pipe_says_whether_a_line_has_arrived():
@@ -273,6 +283,56 @@ def test_prefix_begins_each_translation(run, tmp_path):
     assert of_each[0].startswith("der")
     assert of_each[2].startswith("die")
     assert (of_each[1], of_each[3], of_all[3]) == (none[1], " ", " ")
+
+
+def test_shards_in_order_are_the_translation_of_the_input(run, tmp_path):
+    source = write(tmp_path / "in", LINES)
+    prefixes = write(tmp_path / "prefixes", list("abcdefg"))
+    options = ["--input", source, "--prefix_file", prefixes, "--num_beams", 2, "--n_best", 2]
+
+    parts = [run(*options, "--shard", f"{number}/3")[1] for number in (1, 2, 3)]
+
+    assert b"".join(parts) == run(*options)[1]
+    assert [part.count(b"\n") for part in parts] == [4, 4, 6]
+    status, _, err = run("--input", source, "--shard", "4/3")
+    assert status == 2
+    assert "--shard must be NUMBER/OF, such as 3/64, with a number from 1 to OF, got '4/3'" in err
+
+
+def test_tabs_in_rows_with_columns_are_blanks(run, tmp_path):
+    write(tmp_path / "prefixes", ["a\tb", "c"])
+    options = ["--prefix_file", tmp_path / "prefixes", "ja\t", "nein"]
+
+    rows = run("--scores", *options)[1].decode().split("\n")[:-1]
+
+    assert [row.count("\t") for row in rows] == [2, 2]
+    assert rows[0].split("\t")[2].startswith("a b")
+    assert run(*options)[1].startswith(b"a\tb")
+
+
+def test_lines_of_a_tagged_file_are_translated_into_the_language_of_each(run, tmp_path):
+    translate = run.func
+    tokenizer = VanillaTransformerTokenizer.train(
+        LINES * 3, vocab_size=320, target_languages=["de", "en"]
+    )
+    folder = save_small_model(tmp_path / "model", tokenizer)
+    options = ["--model", folder, "--max_extra_tokens", 5]
+    lines = ["ja", "nein", "oh nein!", "", "x"]
+    tags = ["en", "de", "en", "de", "de"]
+    rows = [f"{line}\t-\t{tag}" for line, tag in zip(lines, tags, strict=True)]
+
+    status, out, _ = translate(*options, "--tag_column", 3, stdin=as_bytes(rows))
+
+    into = {
+        tag: translate(*options, "--target_language", tag, stdin=as_bytes(lines))[1].split(b"\n")
+        for tag in ("de", "en")
+    }
+    assert status == 0
+    assert out.split(b"\n")[:-1] == [into[tag][place] for place, tag in enumerate(tags)]
+    assert into["de"] != into["en"]
+    status, out, err = translate(*options, "--tag_column", 3, stdin=as_bytes([*rows[:2], "x\ty"]))
+    assert (status, out.count(b"\n")) == (2, 2)
+    assert "Line 3 must have a target language in column 3, its --tag_column, got 'x\\ty'" in err
 
 
 # Odd text

@@ -91,3 +91,43 @@ def test_dtype_is_as_saved_unless_told(tiny_model, tokenizer, tmp_path, settings
     assert loaded.engine.model.dtype == dtype
     for line, result in zip(LINES, loaded.translate(LINES), strict=True):
         assert not line.strip() or result.score < 0
+
+
+def test_list_of_the_best_repeats_a_text_only_if_the_beam_has_no_other(tokenizer):
+    ja, nein, jo = (tokenizer(text).input_ids[:-1] for text in ("ja", "nein", "jo"))
+    engine, searches = Foreign(), []
+
+    def translate_batch(sources, prefixes, limits, search):
+        searches.append(search)
+        ranked = [ja, [tokenizer.pad_token_id, *ja], nein, jo]
+        return [[Hypothesis(ids, -float(rank), 2) for rank, ids in enumerate(ranked)]]
+
+    engine.translate_batch = translate_batch
+    translator = Translator(engine, tokenizer, num_beams=4, num_hypotheses=3, scores=True)
+
+    (found,) = translator.translate(["wo"])
+
+    assert [(one.text, one.score) for one in found.ranked] == [("ja", 0), ("nein", -2), ("jo", -3)]
+    assert searches[0].num_hypotheses == 4
+
+
+COPIED = ["-", "42", "12:30", "\U0001f600", "%", "\u2026", "3.5 \u2192 4", "\t7 ", "1\n2"]
+
+
+def test_text_without_letters_is_copied_by_models_of_sentences(tokenizer):
+    class Echo(Foreign):
+        def translate_batch(self, sources, prefixes, limits, search):
+            return [[Hypothesis(source[-2:-1], -1.0, end=2)] for source in sources]
+
+    settings = {"copy_without_letters": True, "split_sentences": True, "scores": True}
+    copying = Translator(Echo(), tokenizer, **settings)
+
+    assert [one.text for one in copying.translate(COPIED)] == [*COPIED[:-1], "1 2"]
+    ((alone,), (mixed,), (begun,)) = (
+        list(copying.translate([line], prefix))
+        for line, prefix in (("42.", ""), ("Wo? 420. Da.", ""), ("42", "ja"))
+    )
+    assert (alone.text, alone.score) == ("42.", 0.0)
+    assert mixed.text == "? 420. ."
+    assert begun.text == "<unk>"
+    assert [one.text for one in Translator(Echo(), tokenizer).translate(["42"])] == ["<unk>"]

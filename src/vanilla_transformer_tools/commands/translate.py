@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from vanilla_transformer_tools.commands.command import (
@@ -43,6 +44,8 @@ def translate(argv: list[str]) -> None:
     if job.is_complete:
         print(f"{settings.output} is complete: {job.done:,} lines", file=sys.stderr)
         return
+    if settings.tag_column:
+        settings = replace(settings, target_language=job.first_language())
     translator = load_translator(
         settings,
         num_hypotheses=settings.n_best,

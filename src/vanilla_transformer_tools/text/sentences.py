@@ -12,6 +12,10 @@ from collections.abc import Iterator
 INNER_ENDS = "lines_of_several_sentences"
 # Of a model of single sentences. Corpora of sentences have 0 to 1.5 %, of code 3 %.
 MOST_INNER_ENDS = 0.02
+# Name in the record of a training: the share of its sources without any letter.
+WITHOUT_LETTER = "sources_without_letters"
+# Of a model that has not learned what becomes of numbers and signs alone.
+MOST_WITHOUT_LETTER = 0.01
 
 # Each alternative begins with a character, so that text without them is skipped quickly. The
 # lookbehind matches at the first mark only: a million dots would otherwise take quadratic time.
@@ -81,6 +85,11 @@ def split_line(line: str) -> list[str]:
             sentences.append(line[start:end])
             start = end
     return [*sentences, line[start:]]
+
+
+def has_letter(text: str) -> bool:
+    """Whether a text has a letter of any script, and not only digits and signs."""
+    return any(map(str.isalpha, text))
 
 
 def has_inner_end(line: str) -> bool:

@@ -15,12 +15,15 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import holds_both_sides
-from vanilla_transformer_tools.text.sentences import INNER_ENDS, has_inner_end
+from vanilla_transformer_tools.text.sentences import (
+    INNER_ENDS,
+    WITHOUT_LETTER,
+    has_inner_end,
+    has_letter,
+)
 
 # Number of lines in which those with several sentences are counted.
 _LINES = 10_000
-# Name in `run.json`: the share of sources without any letter, such as "42" and "-".
-WITHOUT_LETTER = "sources_without_letters"
 _BLEU = "bleu_tokenizer"
 
 
@@ -93,7 +96,7 @@ def look_at(corpus: Corpus, settings: TrainSettings, previous: Mapping[str, Any]
     """
     pairs = corpus.filtered.kept
     lines = pairs.select(sample(len(pairs), _LINES))["source"][:]
-    letters = [any(character.isalpha() for character in line) for line in lines]
+    letters = list(map(has_letter, lines))
     bleu = None
     if corpus.validation is not None:
         recorded = previous.get(_BLEU)

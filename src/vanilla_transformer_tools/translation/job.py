@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from io import BufferedReader
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -99,6 +99,16 @@ class Job:
         if output and self.facts is not None and not self.settings.input:
             record_path(output).unlink(missing_ok=True)
 
+    def first_language(self) -> str | None:
+        """Target language of the first line, which the first translator needs."""
+        column = self.settings.tag_column
+        lines = list(islice(self.lines, 1))
+        self.lines = chain(lines, self.lines)
+        if column is None or not lines:
+            return self.settings.target_language
+        ((_, language),) = tagged_lines(iter(lines), column, self.first + self.done)
+        return language
+
     def _write_record(self, output: Path, engine: str) -> None:
         facts = cast(dict[str, Any], self.facts)
         if facts.setdefault("engine", engine) != engine:
@@ -152,17 +162,27 @@ def translate_tagged(
         first_line: Number of the first line, for warnings.
     """
     translators: dict[str, Translator] = {}
-    while window := list(islice(rows, WINDOW_LINES)):
-        found: dict[int, Translation] = {}
+    fault: ValueError | None = None
+    while not fault:
+        window: list[tuple[str, str]] = []
+        try:
+            window.extend(islice(rows, WINDOW_LINES))
+        except ValueError as error:
+            # After the translations of the lines before it.
+            fault = error
+        if not window:
+            break
+        results = {}
         for tag in dict.fromkeys(tag for _, tag in window):
             if tag not in translators:
                 translators[tag] = translator.changed(target_language=tag)
-            places = [place for place, (_, its_tag) in enumerate(window) if its_tag == tag]
-            texts = [window[place][0] for place in places]
-            results = translators[tag].translate(texts, prefix, first_line=first_line)
-            found |= zip(places, results, strict=True)
-        yield from (found[place] for place in range(len(window)))
+            texts = [text for text, its_tag in window if its_tag == tag]
+            results[tag] = translators[tag].translate(texts, prefix, first_line=first_line)
+        for _, tag in window:
+            yield next(results[tag])
         first_line += len(window)
+    if fault:
+        raise fault
 
 
 def plan_translation(settings: TranslateSettings, texts: list[str]) -> Job:

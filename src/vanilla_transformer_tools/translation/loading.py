@@ -8,7 +8,12 @@ from transformers import GenerationConfig
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.saved_folder import RUN_FILE, check_files, load_model, read_run
 from vanilla_transformer_tools.settings import EngineName
-from vanilla_transformer_tools.text.sentences import INNER_ENDS, MOST_INNER_ENDS
+from vanilla_transformer_tools.text.sentences import (
+    INNER_ENDS,
+    MOST_INNER_ENDS,
+    MOST_WITHOUT_LETTER,
+    WITHOUT_LETTER,
+)
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
 from vanilla_transformer_tools.translation.generation_settings import refuse_torch_only, torch_only
@@ -24,8 +29,9 @@ def training_defaults(model_name_or_path: str) -> dict[str, Any]:
         model_name_or_path: Folder or Hub name.
 
     Returns:
-        `max_source_length`, the training's `max_length`, None if there is no record; and
-        `split_sentences`, whether its lines were single sentences.
+        `max_source_length`, the training's `max_length`, None if there is no record;
+        `split_sentences`, whether its lines were single sentences; and `copy_without_letters`,
+        whether these nearly always had letters.
 
     Raises:
         ValueError: If the record is damaged.
@@ -38,9 +44,17 @@ def training_defaults(model_name_or_path: str) -> dict[str, Any]:
             f"{RUN_FILE} of {model_name_or_path!r} must hold `settings` with a whole number as "
             f"`max_length`, got {length!r:.60}. Restore the file."
         )
-    share = run.get(INNER_ENDS)
-    is_split = isinstance(share, (int, float)) and share <= MOST_INNER_ENDS
-    return {"max_source_length": length, "split_sentences": is_split}
+
+    def is_at_most(name: str, most: float) -> bool:
+        share = run.get(name)
+        return isinstance(share, (int, float)) and share <= most
+
+    is_split = is_at_most(INNER_ENDS, MOST_INNER_ENDS)
+    return {
+        "max_source_length": length,
+        "split_sentences": is_split,
+        "copy_without_letters": is_split and is_at_most(WITHOUT_LETTER, MOST_WITHOUT_LETTER),
+    }
 
 
 def load_engine(

@@ -13,6 +13,7 @@ from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import EngineName
 from vanilla_transformer_tools.text.blanks import blank_ends
+from vanilla_transformer_tools.text.sentences import has_letter
 from vanilla_transformer_tools.text.tokenizer_pair import (
     TokenizerPair,
     end_length,
@@ -93,6 +94,8 @@ class Translator:
             those beyond the model's last position; None: the longest that the model expects.
         split_sentences: Whether each sentence of a line is translated separately: a model that was
             trained on single sentences leaves out most of a line of several. None: no.
+        copy_without_letters: Whether text without letters, such as `12:30` or `-`, is its own
+            translation; not if it has a prefix. None: no.
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
         settings: Fields of `Search`, such as `num_beams=5`, instead of it; None: the default.
 
@@ -115,6 +118,7 @@ class Translator:
         max_tokens_per_batch: int | None = None,
         max_source_length: int | None = None,
         split_sentences: bool | None = None,
+        copy_without_letters: bool | None = None,
         details: bool = False,
         **settings: Any,
     ) -> None:
@@ -148,6 +152,7 @@ class Translator:
         self.search = replace(self.search, first_token=first_token)
         self.details = details
         self.split_sentences = bool(split_sentences)
+        self.copy_without_letters = bool(copy_without_letters)
         if max_source_length is None:
             max_source_length = self.engine.max_positions
         self.max_source_length = int(min(max_source_length, self.engine.last_position))
@@ -220,8 +225,8 @@ class Translator:
                 or bfloat16 on a GPU that computes in it.
             trust_remote_code: Runs the code in the folder of a model of another architecture.
             settings: Arguments of the class. If the folder has a record of the training, the
-                default of `max_source_length` is its `max_length`, and `split_sentences` is the
-                default for a model of single sentences.
+                default of `max_source_length` is its `max_length`, and `split_sentences` and
+                `copy_without_letters` are the defaults for a model of single sentences.
         """
         if dtype == "auto" and engine != "ctranslate2" and gpu_computes_bfloat16():
             dtype = "bfloat16"
@@ -253,7 +258,8 @@ class Translator:
             ValueError: As the class does.
         """
         kept = ["search", "target_tokenizer", "source_language", "target_language"]
-        kept += ["generation_config", "max_source_length", "split_sentences", "details"]
+        kept += ["generation_config", "max_source_length", "split_sentences"]
+        kept += ["copy_without_letters", "details"]
         arguments = {name: getattr(self, name) for name in kept}
         arguments["max_tokens_per_batch"] = self._budget
         return type(self)(self.engine, self.tokenizer, **arguments | settings)
@@ -322,6 +328,9 @@ class Translator:
         pieces = [Piece(text, [*tag, *ids]) for text, ids in parts]
         for piece in pieces[:1]:
             piece.prefix = line.prefix
+        for piece in pieces:
+            if self.copy_without_letters and not (piece.prefix or has_letter(piece.text)):
+                piece.translation = self._copy(piece.text)
         if len(parts) > max(1, len(sentences_of(line.text, self.split_sentences))):
             logger.warning(
                 "Line %d is longer than %d tokens and is translated in %d pieces.",
@@ -342,7 +351,8 @@ class Translator:
         rows = [self._cut(line, texts) for line, texts in zip(window, parts, strict=True)]
         fault: Exception | None = None
         try:
-            for batch in self._batches(list(chain.from_iterable(rows))):
+            pieces = chain.from_iterable(rows)
+            for batch in self._batches([piece for piece in pieces if not piece.translation]):
                 for piece, translation in zip(batch, self._translate_batch(batch), strict=True):
                     piece.translation = translation
         except Exception as error:
@@ -351,12 +361,12 @@ class Translator:
             ready = [piece.translation for piece in row if piece.translation]
             if fault and len(ready) < len(row):
                 raise fault
-            yield join_parts(ready or [self._blank(line.text)])
+            yield join_parts(ready or [self._copy(line.text)])
 
-    def _blank(self, line: str) -> Translation:
-        """The translation of a blank line: the line."""
-        blank = _within(line, Translation("", score=0.0 if self.search.scores else None))
-        return with_alternatives([blank] * self.search.num_hypotheses)
+    def _copy(self, text: str) -> Translation:
+        """The translation of a blank line, or of text without letters: the text."""
+        copy = Translation(text.replace("\n", " "), score=0.0 if self.search.scores else None)
+        return with_alternatives([copy] * self.search.num_hypotheses)
 
     def _batches(self, pieces: list[Piece]) -> Iterator[list[Piece]]:
         """Pieces of similar length, longest first, within the token budget."""
@@ -386,9 +396,15 @@ class Translator:
         ]
         sources = [piece.source for piece in batch]
         prefixes = [piece.prefix for piece in batch]
-        found = self.engine.translate_batch(sources, prefixes, limits, self.search)
         # Not all tokenizers count the codes of languages among their special tokens.
         first = len(self.search.opening([]))
+        count, search = self.search.num_hypotheses, self.search
+        if count > 1 and not search.do_sample:
+            # Several outputs of a beam may have one text.
+            search = replace(search, num_hypotheses=search.num_beams)
+        found = self.engine.translate_batch(sources, prefixes, limits, search)
+        if count > 1 and not search.do_sample:
+            found = [self._different(group, first)[:count] for group in found]
         details = self._details(batch, found) if self.details else repeat({})
         return [
             with_alternatives(
@@ -397,6 +413,12 @@ class Translator:
             )
             for piece, hypotheses in zip(batch, found, strict=True)
         ]
+
+    def _different(self, hypotheses: list[Hypothesis], first: int) -> list[Hypothesis]:
+        """Hypotheses with different texts, best first, and then the others."""
+        texts = [decode(self.target_tokenizer, one.tokens[first:]) for one in hypotheses]
+        order = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) < place)
+        return [hypotheses[place] for place in order]
 
     def _translation(self, hypothesis: Hypothesis, first: int, **details: Any) -> Translation:
         """The text of an output from the token at `first`."""
