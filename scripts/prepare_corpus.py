@@ -70,9 +70,7 @@ def check(given: argparse.Namespace, outputs: Iterable[Path]) -> None:
     if given.carve and given.split == "validation":
         faults.append("--carve writes validation.jsonl, got --split validation too. Name another.")
     if given.apart and given.kind != "g2p":
-        faults.append(
-            f"--apart is for g2p, got {given.kind}. Give `train --unicode_form NFD` instead."
-        )
+        faults.append(f"--apart is for g2p, got {given.kind}.")
     if given.kind == "scan" and len(given.files) > 1:
         faults.append(f"scan takes one file, got {len(given.files)}: {', '.join(given.files)}.")
     inputs = {Path(file).resolve() for file in (*given.files, *given.unseen_in)}

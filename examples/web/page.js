@@ -35,7 +35,6 @@ async function load() {
   facts.longestSource = Math.min(trained.max_length ?? positions, positions);
   // The start token has a position, too.
   facts.longestOutput = positions - 1;
-  facts.composes = /^NFK?D$/.test(target.unicode_form);
   for (const token of own.additional_special_tokens ?? []) {
     const tag = /^<2(.+)>$/.exec(token);
     if (tag) byId("language").append(new Option(tag[1], vocab[token]));
@@ -95,7 +94,7 @@ async function translated(line, mine) {
     stopping_criteria: mine,
   });
   const text = targetTokenizer.decode(output.tolist(), { skip_special_tokens: true });
-  return facts.composes ? text.normalize("NFC") : text;
+  return text;
 }
 
 load().catch(error => say(`The model cannot be loaded: ${error.message}`));

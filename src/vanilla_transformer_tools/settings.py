@@ -193,12 +193,6 @@ class TrainSettings:
     filter_max_ratio: float | None = _filters(
         "Drops pairs where one side has more than X times as many characters as the other."
     )
-    filter_script: list[str] | None = _filters(
-        "Drops pairs where one side is mostly in another script. Scripts are ISO 15924 codes, such "
-        "as Latn Cyrl; + joins several of one side, as in Hira+Kana+Hani.",
-        nargs=2,
-        metavar=("SOURCE", "TARGET"),
-    )
     filter_overlap: list[str] | None = _filters(
         "Drops pairs where either side also occurs, on either side, in --validation or in these "
         "files (text, .tsv, .jsonl or .parquet). Case, white space and compatibility forms (NFKC) "
@@ -233,11 +227,6 @@ class TrainSettings:
     )
     pretokenized: bool = _vocabulary(
         "Text that is already tokenised: only blanks separate tokens.", False
-    )
-    unicode_form: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = _vocabulary(
-        "Unicode normalization form of the text on its way into the tokenizer. NFD and NFKD take "
-        "syllables of Hangul and letters with accents apart; translations are composed again "
-        "(NFC), unless the training text was apart. Default: the text stays as it is."
     )
     preset: PresetName = _model(
         "Sizes, dropout, learning rate and warm-up: tiny (4+4 layers, d_model 128), small (6+6, "

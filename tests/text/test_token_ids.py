@@ -1,12 +1,7 @@
-"""Token ids of pairs, in whatever way they are computed, and the cache of ids and vocabularies."""
-
-import gc
-from contextlib import contextmanager
-from types import SimpleNamespace
+"""Token ids of pairs, their cache, and vocabularies."""
 
 import datasets
 import pytest
-from accelerate import PartialState
 from datasets import Dataset
 
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -15,12 +10,9 @@ from vanilla_transformer_tools.text import token_ids
 from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import (
-    PairEncoder,
     cached_ids,
-    cached_tokenizer,
     encode_pairs,
-    has_independent_parts,
-    store_ids,
+    learn_tokenizer,
     tokenize_pairs,
 )
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -46,85 +38,17 @@ def pairs_of(rows, names=("source", "target", "tag")):
     return Dataset.from_dict(dict(zip(names, map(list, columns), strict=False)))
 
 
-@pytest.mark.parametrize(
-    ("options", "by_words"),
-    [
-        ({}, True),
-        ({"pretokenized": True}, True),
-        ({"kind": "unigram"}, True),
-        ({"target_languages": ["de"]}, True),
-        ({"unicode_form": "NFKD"}, False),
-        ({"kind": "char"}, False),
-        ({"kind": "word"}, False),
-    ],
-)
-def test_ids_are_those_of_the_tokenizer_for_whole_lines(options, by_words, monkeypatch):
-    lines = odd_lines(400)
-    tokenizer = VanillaTransformerTokenizer.train(lines, vocab_size=400, **options)
-    tagged = {"tag": ["de"] * 100} if "target_languages" in options else {}
-    # Fewer than there are, so that some are forgotten.
-    monkeypatch.setattr(token_ids, "_MOST_WORDS", 300)
+def test_ids_are_those_of_the_tokenizer_and_targets_keep_their_characters():
+    lines = odd_lines(100)
+    tokenizer = VanillaTransformerTokenizer.train(lines, vocab_size=400, target_languages=["de"])
+    pairs = {"source": lines, "target": lines, "tag": ["de"] * len(lines)}
 
-    encoder = PairEncoder(TokenizerPair.joint(tokenizer), 1000)
-    found = []
-    # Lines of the first part occur again in the last one.
-    for first in (0, 100, 200, 300, 0):
-        part = lines[first : first + 100]
-        encoded = encoder({"source": part, "target": part[::-1], **tagged})
-        columns = {name: column.to_pylist() for name, column in encoded.items()}
-        expected = tokenizer([without_blank_ends(line) for line in part])["input_ids"]
-        assert [ids[len(tagged) :] for ids in columns["input_ids"]] == expected
-        assert columns["labels"] == expected[::-1]
-        found.append(columns)
+    ids = encode_pairs(pairs, TokenizerPair.joint(tokenizer), 1000).to_pydict()
 
-    assert found[0] == found[-1]
-    assert has_independent_parts(tokenizer) == by_words
-
-
-def test_words_that_a_text_must_not_spell_are_plain_text_from_the_first_batch():
-    lines = ["a </s> b", "<pad> a"]
-    tokenizer = VanillaTransformerTokenizer.train(lines, vocab_size=270)
-
-    ids = encode_pairs({"source": lines, "target": lines}, TokenizerPair.joint(tokenizer), 50)
-
-    specials = {tokenizer.pad_token_id, tokenizer.eos_token_id}
-    assert not specials & {token for side in ids["labels"] for token in side[:-1]}
-
-
-def test_words_depend_on_each_other_when_a_token_may_span_several():
-    tokenizer = VanillaTransformerTokenizer.train(["New York"] * 3, vocab_size=270)
-    assert has_independent_parts(tokenizer)
-
-    tokenizer.add_tokens(["New York"])
-
-    pairs = {"source": ["New York"], "target": ["New York"]}
-    ids = encode_pairs(pairs, TokenizerPair.joint(tokenizer), 50)
-    assert ids["labels"] == tokenizer(["New York"])["input_ids"]
-    assert not has_independent_parts(tokenizer)
-
-
-def test_words_are_independent_beside_characters_that_nobody_sees():
-    lines = ["a \u200b b", "\ufeffa b\u200b", "a\u200bb c", "a \ufeff\t b", "\u200b", "a\t\ufeff b"]
-    tokenizer = VanillaTransformerTokenizer.train(["a b\tc"], vocab_size=270)
-    assert has_independent_parts(tokenizer)
-
-    ids = encode_pairs({"source": lines, "target": lines}, TokenizerPair.joint(tokenizer), 50)
-
-    assert ids["labels"] == tokenizer(lines)["input_ids"]
-
-
-def test_memory_of_words_is_limited(monkeypatch):
-    monkeypatch.setattr(token_ids, "_MOST_WORDS", 30)
-    tokenizer = VanillaTransformerTokenizer.train(["12345 67890"] * 3, vocab_size=280)
-    encoder = PairEncoder(TokenizerPair.joint(tokenizer), 50)
-
-    for first in range(0, 100, 20):
-        lines = [str(number) for number in range(first, first + 20)]
-        encoder({"source": lines, "target": lines})
-
-    assert 20 <= len(encoder._source._ids) <= 30
-    # Off while they are encoded.
-    assert gc.isenabled()
+    stripped = list(map(without_blank_ends, lines))
+    assert [row[1:] for row in ids["input_ids"]] == tokenizer(stripped)["input_ids"]
+    assert ids["labels"] == tokenizer(text_target=stripped)["input_ids"]
+    assert ids["labels"] != tokenizer(stripped)["input_ids"]
 
 
 def test_tokenizing_truncates_before_eos_and_counts_pairs(tokenizers):
@@ -142,16 +66,6 @@ def test_tokenizing_truncates_before_eos_and_counts_pairs(tokenizers):
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_each_occurrence_of_a_word_is_drawn_under_dropout():
-    tokenizer = VanillaTransformerTokenizer.train(["abc bcab abca " * 9], vocab_size=280)
-    tokenizer.backend_tokenizer.model.dropout = 0.5
-    lines = ["bcab"] * 30
-
-    ids = encode_pairs({"source": lines, "target": lines}, TokenizerPair.joint(tokenizer), 20)
-
-    assert len(set(map(tuple, ids["labels"]))) > 1
-
-
 # The cache of ids
 
 
@@ -167,15 +81,15 @@ def cache(tmp_path, monkeypatch):
 def tokenized(monkeypatch):
     """Numbers of pairs in the batches that were tokenised for entries, not for their names."""
     sizes = []
+    encode = token_ids.encode_pairs
 
-    class Recorder(token_ids.PairEncoder):
-        def __call__(self, pairs):
-            sizes.append(len(pairs["source"]))
-            return super().__call__(pairs)
+    def recording(pairs, *arguments):
+        sizes.append(len(pairs["source"]))
+        return encode(pairs, *arguments)
 
-    monkeypatch.setattr(token_ids, "PairEncoder", Recorder)
+    monkeypatch.setattr(token_ids, "encode_pairs", recording)
     # Names are made from the ids of a sample.
-    monkeypatch.setattr(token_ids, "encode_pairs", lambda *_: {})
+    monkeypatch.setattr(token_ids, "_SAMPLE", 1)
     return sizes
 
 
@@ -188,7 +102,8 @@ def test_second_run_reads_what_the_first_one_tokenised(cache, tokenizers, tokeni
     second, truncated_again = cached_ids(pairs_of(PAIRS), tokenizers, max_length=4)
 
     expected, _ = tokenize_pairs(pairs_of(PAIRS), tokenizers, max_length=4)
-    assert tokenized == [4, 4]  # the first run and `tokenize_pairs`
+    # The samples, the first run, and `tokenize_pairs`.
+    assert tokenized == [1, 4, 1, 4]
     assert first.column_names == second.column_names == ["input_ids", "labels"]
     assert first[:] == second[:] == expected.select_columns(["input_ids", "labels"])[:]
     assert truncated == truncated_again == 3
@@ -251,31 +166,6 @@ def test_changed_tokenizer_or_setting_or_tag_is_tokenised_anew(cache, tokenizers
         assert len(entries(cache)) == number
 
 
-def test_tokenizer_that_encodes_otherwise_gets_an_entry_of_its_own(cache, tokenizers, monkeypatch):
-    cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
-    # Languages that are chosen for a tokenizer may be no part of its file.
-    monkeypatch.setattr(token_ids, "encode_pairs", lambda *_: {"input_ids": [[7]], "labels": [[8]]})
-
-    cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
-
-    assert len(entries(cache)) == 2
-
-
-def test_entry_that_is_damaged_or_of_another_length_is_made_again(cache, tokenizers):
-    whole, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
-    expected = whole[:]
-    (path,) = cache.iterdir()
-    content = path.read_bytes()
-    # A file that is cut between two batches can be read.
-    store_ids(pairs_of(PAIRS[:2]), tokenizers, 9, path)
-
-    for damaged in (path.read_bytes(), b"", content[: len(content) // 2], content[:-200]):
-        path.unlink()
-        path.write_bytes(damaged)
-        again, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
-        assert again[:] == expected
-
-
 def test_full_disk_is_named_and_leaves_no_entry(cache, tokenizers):
     pairs = pairs_of([("abc", "abc")] * 5_000)
 
@@ -286,27 +176,6 @@ def test_full_disk_is_named_and_leaves_no_entry(cache, tokenizers):
         cached_ids(pairs, tokenizers, max_length=10)
 
     assert entries(cache) == []
-
-
-def test_process_reads_what_the_first_of_its_machine_tokenised(
-    cache, tokenizers, tokenized, monkeypatch
-):
-    of_the_first = []
-
-    @contextmanager
-    def after_the_first_process():
-        with monkeypatch.context() as patched:
-            patched.setattr(token_ids, "PartialState", PartialState)
-            of_the_first.append(cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)[0])
-        yield
-
-    state = SimpleNamespace(local_main_process_first=after_the_first_process)
-    monkeypatch.setattr(token_ids, "PartialState", lambda: state)
-
-    ids, _ = cached_ids(pairs_of(PAIRS), tokenizers, max_length=9)
-
-    assert ids[:] == of_the_first[0][:]
-    assert tokenized == [4]
 
 
 def test_entries_that_were_not_used_for_longest_are_deleted(cache, tokenizers, monkeypatch):
@@ -352,108 +221,28 @@ def test_filtered_pairs_are_those_of_the_entry(cache, tokenizers, tmp_path):
 
 # Vocabularies
 
-BOTH = ["source", "target"]
-SETTINGS = {"vocab_size": 270, "kind": "bpe"}
+
+def test_vocabulary_is_learned_from_sources_as_they_are_read_and_targets_as_they_are():
+    pairs = pairs_of([("ab\u00a0c", "d\u00a0e"), ("\u202aab", " d\u00a0e")])
+
+    tokenizer = learn_tokenizer(pairs, ["source", "target"], kind="word")
+
+    assert tokenizer.convert_ids_to_tokens(range(4, len(tokenizer))) == ["ab", "d\u00a0e", "c"]
 
 
-@pytest.fixture
-def learned(monkeypatch):
-    """Texts from which a vocabulary was learned, one list for each."""
-    texts_of = []
-    train = VanillaTransformerTokenizer.train.__func__
-
-    def recording(cls, texts, **settings):
-        texts_of.append(list(texts))
-        return train(cls, texts_of[-1], **settings)
-
-    monkeypatch.setattr(VanillaTransformerTokenizer, "train", classmethod(recording))
-    return texts_of
-
-
-def saved_files(tokenizer, folder):
-    tokenizer.save_pretrained(folder)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"kind": "unigram"}, {"target_languages": ["en", "de"]}, {"unicode_form": "NFKD"}],
-)
-def test_second_run_has_the_vocabulary_of_the_first(cache, learned, tmp_path, settings):
-    settings = {**SETTINGS, **settings}
-    first = cached_tokenizer(pairs_of(PAIRS), BOTH, **settings)
-    second = cached_tokenizer(pairs_of(PAIRS), BOTH, **settings)
-
-    assert learned == [["abc", "", "abca", "bbbbbb", "aa", "bcab", "abcb", "a"]]
-    assert first("abc bé")["input_ids"] == second("abc bé")["input_ids"]
-    assert saved_files(first, tmp_path / "1") == saved_files(second, tmp_path / "2")
-
-
-def test_vocabulary_depends_on_text_sides_and_settings(cache, learned):
-    for number, (rows, columns, changed) in enumerate(
-        [
-            (PAIRS, BOTH, {}),
-            ([*PAIRS[:3], ("bbbbbb", "b")], BOTH, {}),
-            (PAIRS, ["source"], {}),
-            (PAIRS, ["target"], {}),
-            (PAIRS, BOTH, {"vocab_size": 280}),
-            (PAIRS, BOTH, {"kind": "unigram"}),
-            (PAIRS, BOTH, {"unicode_form": "NFD"}),
-            (PAIRS, BOTH, {"target_languages": ["de"]}),
-        ],
-        start=1,
-    ):
-        cached_tokenizer(pairs_of(rows), columns, **SETTINGS | changed)
-        assert len(learned) == len(entries(cache)) == number
-
-
-def test_vocabulary_of_other_versions_is_learned_anew(cache, learned, monkeypatch):
-    cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
-    monkeypatch.setattr(token_ids, "version", lambda name: f"another {name}")
-
-    cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
-
-    assert len(learned) == 2
-
-
-def test_vocabulary_that_was_cut_or_changed_is_learned_anew(cache, learned):
-    whole = cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS).backend_tokenizer.to_str()
-    (path,) = cache.iterdir()
-    content = path.read_bytes()
-
-    changed = content.replace(b'"bc"', b'"cb"')
-    assert changed != content
-    for damaged in (b"", content[: len(content) // 2], content[:-1], changed, b"\xff" + content):
-        path.write_bytes(damaged)
-        again = cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS)
-        assert again.backend_tokenizer.to_str() == whole
-        assert path.read_bytes() == content
-    assert len(learned) == 6
-
-
-def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(
-    cache, learned, monkeypatch
-):
+def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(monkeypatch):
     monkeypatch.setattr(token_ids, "MOST_LEARNED_PAIRS", 30)
     monkeypatch.setattr(token_ids, "ROWS_AT_A_TIME", 7)
     rows = [(f"s{number}", f"t{number}") for number in range(100)]
 
-    monkeypatch.setenv(CACHE_VARIABLE, "")
-    for _ in range(2):
-        cached_tokenizer(pairs_of(rows), BOTH, **SETTINGS)
+    words = [
+        learn_tokenizer(pairs_of(rows), ["source", "target"], kind="word").get_vocab()
+        for _ in range(2)
+    ]
 
-    assert learned[0] == learned[1]
-    sources, targets = learned[0][:30], learned[0][30:]
-    assert [text.replace("s", "t") for text in sources] == targets
-    assert sources != [source for source, _ in rows[:30]]
-    assert len(set(sources)) == 30
-
-
-def test_vocabularies_and_ids_do_not_push_each_other_out(cache, tokenizers, monkeypatch):
-    monkeypatch.setattr(token_ids, "MOST_ENTRIES", 1)
-
-    for size in (270, 280):
-        cached_tokenizer(pairs_of(PAIRS), BOTH, **SETTINGS | {"vocab_size": size})
-        cached_ids(pairs_of(PAIRS), tokenizers, max_length=size)
-
-    assert sorted(path.suffix for path in cache.iterdir()) == [".arrow", ".tokenizer"]
+    assert sorted(words[0]) == sorted(words[1])
+    # Others are special.
+    sources = {word[1:] for word in words[0] if word[0] == "s"}
+    assert sources == {word[1:] for word in words[0] if word[0] == "t"}
+    assert len(sources) == 30
+    assert sources != {source[1:] for source, _ in rows[:30]}

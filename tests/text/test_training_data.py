@@ -256,13 +256,13 @@ def test_processes_share_pairs_budget_and_buffer(stream_of, numbers_in, num_proc
 
 def test_process_tokenises_its_share_alone(stream_of, monkeypatch):
     tokenised = []
-    encode = training_data.PairEncoder.__call__
+    encode = training_data.encode_pairs
 
-    def record(encoder, texts):
+    def record(texts, *arguments):
         tokenised.extend(texts["source"])
-        return encode(encoder, texts)
+        return encode(texts, *arguments)
 
-    monkeypatch.setattr(training_data.PairEncoder, "__call__", record)
+    monkeypatch.setattr(training_data, "encode_pairs", record)
 
     stream = stream_of(num_processes=2, process_index=1)
     list(islice(stream, stream.batches_per_buffer))

@@ -48,18 +48,6 @@ def test_config_of_the_plan_stays_as_it_is():
     assert model.config.vocab_size < config.vocab_size == 99
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_form_is_that_of_both_sides_and_undone(separate):
-    sizes = {"tokenizer_kind": "bpe", "vocab_size": 300, "target_vocab_size": 300}
-    tokenizers, _ = build(**sizes, unicode_form="NFD", separate_vocabularies=separate)
-
-    for tokenizer in (tokenizers.source, tokenizers.target):
-        assert tokenizer.init_kwargs["unicode_form"] == "NFD"
-        ids = tokenizer("é").input_ids
-        assert len(ids) > len(tokenizer("e").input_ids)
-        assert tokenizer.decode(ids, skip_special_tokens=True) == "é"
-
-
 def test_text_that_is_tokenised_is_cut_in_another_way():
     sizes = {"tokenizer_kind": "bpe", "vocab_size": 300}
     plain, tokenised = (build(**sizes, pretokenized=switch)[0] for switch in (False, True))

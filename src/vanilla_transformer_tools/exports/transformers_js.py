@@ -15,7 +15,7 @@ from vanilla_transformer_tools.saved_folder import read_object
 # Of each part of a pipeline: the name of several steps, and the steps that transformers.js computes
 # as the library does; others are left out there or approximate.
 _STEPS = {
-    "normalizer": ("normalizers", {"Replace", "NFC", "NFD", "NFKC", "NFKD"}),
+    "normalizer": ("normalizers", {"Replace", "NFC", "NFD", "NFKC", "NFKD", "Lowercase"}),
     "pre_tokenizer": ("pretokenizers", {"Metaspace", "Split"}),
     "post_processor": ("processors", {"TemplateProcessing"}),
     "decoder": ("decoders", {"ByteFallback", "Fuse", "Strip"}),

@@ -179,7 +179,7 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
         ]
         self._sides = {}
         for column, tokenizer, lines, argument in sides:
-            # As `PairEncoder` reads them.
+            # As `encode_pairs` reads them.
             texts = list(map(without_blank_ends, lines))
             drawn = SegmentedLines(
                 tokenizer, texts, rate=rate, seed=f"{seed} {column}", argument=argument

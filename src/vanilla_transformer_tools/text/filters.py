@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import regex
 from datasets import Dataset
 
 from vanilla_transformer_tools.files import write_lines
@@ -34,21 +32,9 @@ from vanilla_transformer_tools.text.parallel_text import (
 
 DROPPED_FILE = "dropped.jsonl"
 
-# A side is in the wrong script when most of its letters are; a name or a quotation may stay.
-MAX_FOREIGN_SHARE = 0.5
-
 # Takes source, target, and the tag if there is one, and says whether the pair is dropped. It is
 # called once for each pair, in order.
 Rule = Callable[..., bool]
-
-# Codes of ISO 15924 that stand for several scripts of Unicode, or for a part of one.
-_SCRIPTS_OF_CODE = {
-    "Hans": ("Hani",),
-    "Hant": ("Hani",),
-    "Hrkt": ("Hira", "Kana"),
-    "Jpan": ("Hani", "Hira", "Kana"),
-    "Kore": ("Hang", "Hani"),
-}
 
 
 @dataclass(frozen=True)
@@ -197,8 +183,6 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
         rules["max_characters"] = lambda source, target, *_: max(len(source), len(target)) > most
     if (ratio := settings.filter_max_ratio) is not None:
         rules["max_ratio"] = lambda *pair: max(map(len, pair[:2])) > ratio * min(map(len, pair[:2]))
-    if settings.filter_script is not None:
-        rules["script"] = _in_other_script_than(*settings.filter_script)
     if settings.filter_overlap is not None:
         rules["overlap"] = _overlapping(_evaluation_texts(settings, validation))
     if settings.filter_duplicates:
@@ -212,49 +196,6 @@ def _has_empty_side(source: str, target: str, *tag: str) -> bool:
 
 def _has_equal_sides(source: str, target: str, *tag: str) -> bool:
     return source == target
-
-
-def _in_other_script_than(*codes: str) -> Rule:
-    """Drops pairs where one side is mostly in another script than its codes stand for.
-
-    Letters of no script or of several, such as the length mark of Japanese, are not counted, and
-    neither are digits and signs; a side without letters is kept.
-    """
-    letters, *foreign = map(_letters_outside, [(), *map(_scripts, codes)])
-
-    def is_foreign(text: str, foreign: regex.Pattern[str]) -> bool:
-        found = _count(foreign, text)
-        # Most text has none; then all letters need not be counted.
-        return found > 0 and found > MAX_FOREIGN_SHARE * _count(letters, text)
-
-    return lambda *pair: any(map(is_foreign, pair, foreign))
-
-
-def _scripts(codes: str) -> list[str]:
-    """The scripts of Unicode that the codes stand for."""
-    found = (_SCRIPTS_OF_CODE.get(code, (code,)) for code in codes.split("+"))
-    scripts = [*chain.from_iterable(found)]
-    for script in scripts:
-        try:
-            is_known = script.isalpha() and regex.compile(rf"\p{{Script={script}}}")
-        except regex.error:
-            is_known = False
-        if not is_known:
-            raise ValueError(
-                "--filter_script takes codes of scripts (ISO 15924), such as Latn, Cyrl, Arab, "
-                f"Deva or Jpan, with + between several of a side, got {script!r} in {codes!r}."
-            )
-    return scripts
-
-
-def _letters_outside(scripts: Iterable[str]) -> regex.Pattern[str]:
-    """Matches runs of letters of other scripts."""
-    left_out = "".join(rf"\p{{Script={script}}}" for script in ("Common", "Inherited", *scripts))
-    return regex.compile(rf"[\p{{L}}--[{left_out}]]+", regex.VERSION1)
-
-
-def _count(pattern: regex.Pattern[str], text: str) -> int:
-    return sum(map(len, pattern.findall(text)))
 
 
 def _overlapping(texts: Iterable[str]) -> Rule:

@@ -18,7 +18,7 @@ from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.parallel_text import COLUMNS
-from vanilla_transformer_tools.text.token_ids import PairEncoder, cached_ids, pair_lengths
+from vanilla_transformer_tools.text.token_ids import cached_ids, encode_pairs, pair_lengths
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 # The tokenizer's output takes hundreds of bytes per token.
@@ -93,7 +93,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             )
         self.buffer_size = buffer_size // num_processes
         self._read = read
-        self._encoder = PairEncoder(tokenizers, max_length)
+        self._tokenizers, self._max_length = tokenizers, max_length
         self._num_processes, self._process_index = num_processes, process_index
         self._sampling: dict[str, Any] = {"max_tokens": max_tokens // num_processes, "seed": seed}
         buffer, self.truncated_pairs = self._encode(self._pairs(), self.buffer_size)
@@ -136,12 +136,12 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         while part := list(islice(chosen, _PAIRS_AT_A_TIME)):
             # Without tags, the last name remains unused.
             texts = dict(zip(COLUMNS, map(list, zip(*part, strict=True)), strict=False))
-            columns = self._encoder(texts)
-            sides = (columns[name] for name in ("input_ids", "labels"))
+            ids = encode_pairs(texts, self._tokenizers, self._max_length)
+            sides = (ids[name].chunk(0) for name in ("input_ids", "labels"))
             # The ids of each line, in the memory of the column.
             lines = (np.split(one.values.to_numpy(), one.offsets.to_numpy()[1:-1]) for one in sides)
             rows += zip(*lines, strict=True)
-            truncated += columns["is_truncated"].true_count
+            truncated += ids["is_truncated"].chunk(0).true_count
         return rows, truncated
 
     def _sampler(self, buffer: list[EncodedPair]) -> TokenBatchSampler:

@@ -40,7 +40,7 @@ from vanilla_transformer_tools.settings import (
     PRESETS,
     TrainSettings,
 )
-from vanilla_transformer_tools.text.token_ids import cached_tokenizer
+from vanilla_transformer_tools.text.token_ids import learn_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.adapters import add_lora
 
@@ -295,11 +295,10 @@ def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
     # Tags are prefixed to sources.
     languages = sorted(set(pairs["tag"])) if settings.tag_column else []
     learn = partial(
-        cached_tokenizer,
+        learn_tokenizer,
         pairs,
         kind=settings.tokenizer_kind,
         pretokenized=settings.pretokenized,
-        unicode_form=settings.unicode_form,
         symbols=symbols,
     )
     size, target_size = settings.vocab_size, settings.target_vocab_size or settings.vocab_size

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.text.blanks import BLANKS, without_blank_ends
+from vanilla_transformer_tools.text.blanks import AT_ENDS, blank_ends, without_blank_ends
 from vanilla_transformer_tools.text.sentences import sentence_ends, split_line
 from vanilla_transformer_tools.text.tokenizer_pair import end_length
 
 # Python's replacements for bytes that are not UTF-8; they never occur in text.
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_WORD_CHARACTER = re.compile(f"[^{BLANKS}]")
+_WORD_CHARACTER = re.compile(f"[^{AT_ENDS}]")
 # No blank follows a sentence of Chinese or Japanese.
 _NO_BLANK_AFTER = re.compile(
     "[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003134f]"
@@ -173,7 +173,7 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
         # A cut within a token makes others of it, which may be more.
         ends = chain(boundaries, range(fitting, start + 1, -1))
         begin, end = end, next((end for end in ends if fits(line[start:end])), start + 1)
-        end = start + len(line[start:end].rstrip(BLANKS))
+        end -= len(blank_ends(line[start:end])[1])
         pieces.append(line[begin:end])
         start = _next_word(line, end)
     if pieces:

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import EngineName
-from vanilla_transformer_tools.text.blanks import blank_ends
+from vanilla_transformer_tools.text.blanks import blanks_around
 from vanilla_transformer_tools.text.sentences import has_letter
 from vanilla_transformer_tools.text.tokenizer_pair import (
     TokenizerPair,
@@ -484,5 +484,5 @@ def _windows(lines: Iterator[_Line], has_next: Callable[[], bool]) -> Iterator[l
 
 def _within(source: str, translation: Translation) -> Translation:
     """A translation in the white space of its source; an argument may hold a line feed."""
-    before, after = blank_ends(source.replace("\n", " "))
+    before, after = blanks_around(source.replace("\n", " "))
     return replace(translation, text=before + translation.text + after)
