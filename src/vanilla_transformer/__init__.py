@@ -1,6 +1,9 @@
 """The vanilla encoder-decoder Transformer as a Hugging Face model; importing it registers it."""
 
+import transformers
+from packaging.version import Version
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils import logging
 
 from .backend_vanilla_transformer import PackageBackend
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -10,6 +13,21 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerPreTrainedModel,
 )
 from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+# The oldest and the newest release of Transformers that the tests run with.
+TESTED = "5.17", "5.24"
+
+
+def _tell_of_untested(version: str) -> None:
+    """Says at level INFO that a minor release of Transformers is newer than the tested ones."""
+    if Version(version).release[:2] > Version(TESTED[1]).release:
+        logging.get_logger(__name__).info(
+            f"Transformers {version} is newer than those that vanilla_transformer was tested "
+            f"with, {TESTED[0]} to {TESTED[1]}."
+        )
+
+
+_tell_of_untested(transformers.__version__)
 
 try:
     from .fast_vanilla_transformer import FastBackend

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -308,6 +309,30 @@ def test_registered_subclass_is_saved_with_its_own_code_too(folder, tmp_path, mo
     expected_files, expected_map = code_and_auto_map(folder)
     assert files == {**expected_files, code.name: code.read_bytes()}
     assert auto_map == {**expected_map, "AutoModelForSeq2SeqLM": "modeling_mine.Mine"}
+
+
+def test_code_that_travels_is_read_in_half_an_hour():
+    assert len(HUB_FILES) <= 7
+    assert sum(len(file.read_text().splitlines()) for file in HUB_FILES.values()) <= 2000
+
+
+def test_modeling_file_imports_each_file_that_travels():
+    # Transformers tells the code of two folders of one name apart by these files alone.
+    file = HUB_FILES["modeling_vanilla_transformer.py"]
+
+    imported = {f"{name}.py" for name in get_relative_imports(file)}
+
+    assert imported == HUB_FILES.keys() - {file.name}
+
+
+@pytest.mark.parametrize(("version", "count"), [("5.25.0", 1), ("5.24.7", 0), ("5.17.0", 0)])
+def test_newer_release_than_was_tested_is_named_once(caplog, version, count):
+    with caplog.at_level(logging.INFO, logger="vanilla_transformer"):
+        vanilla_transformer._tell_of_untested(version)
+
+    said = [record.message for record in caplog.records if version in record.message]
+    assert len(said) == count
+    assert all("5.17 to 5.24" in message for message in said)
 
 
 @pytest.mark.parametrize("file", HUB_FILES.values(), ids=HUB_FILES)
