@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import vanilla_transformer
+from vanilla_transformer.layers_vanilla_transformer import Attention, run_kernel
 from vanilla_transformer.modeling_vanilla_transformer import Backend
 
 from ..models import Batch, Model, build_variant, gradients, source_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(vanilla_transformer.__file__).parent
-MODELING = "modeling_vanilla_transformer.py"
 TEXTBOOK = [
     "tests/plugin/test_parity.py",
     "tests/plugin/test_variant_grid.py",
@@ -55,7 +55,8 @@ def test_switch_of_the_config_leaves_textbook_layers(batch):
     assert type(model.model.backend) is Backend
     dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     assert {type(module) for module in dropouts} == {nn.Dropout}
-    assert not any("kernel" in vars(module) for module in model.modules())
+    kernels = {module.kernel for module in model.modules() if isinstance(module, Attention)}
+    assert kernels == {run_kernel}
     assert type(build_variant().model.backend) is not Backend
 
 
