@@ -41,7 +41,7 @@ from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.training.start import LENGTH_PENALTY
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation.engine import Hypothesis
 
 RANDOM_VOCABULARY, RANDOM_TARGET_TOKENS = 32_000, 32
 # Least and most tokens.

@@ -7,7 +7,8 @@ import pytest
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engines import ForcedPass, TorchEngine
+from vanilla_transformer_tools.translation.engine import ForcedPass
+from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.read_pairs import PAIRS_PER_BATCH
 
 # Words that have no piece of their own are spelled in characters.

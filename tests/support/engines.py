@@ -2,7 +2,7 @@
 
 import math
 
-from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation.engine import Hypothesis
 
 
 class Recorder:

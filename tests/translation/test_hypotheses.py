@@ -5,7 +5,8 @@ import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engines import Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.engine import Hypothesis
+from vanilla_transformer_tools.translation.engines import TorchEngine
 
 LINES = [
     "ein hund rennt.",

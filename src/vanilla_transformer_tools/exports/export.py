@@ -41,7 +41,8 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
 )
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
-from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
+from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.generation_settings import (
     never_generated,
     refuse_torch_only,

@@ -17,7 +17,7 @@ from vanilla_transformer_tools.exports.expressed import HEADS, SIZES, SWITCHES, 
 from vanilla_transformer_tools.exports.to_transformers import config_of_class
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.text.batches import padded
-from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation.engine import Hypothesis
 from vanilla_transformer_tools.translation.generation_settings import (
     never_generated,
     refuse_torch_only,

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from vanilla_transformer_tools.files import parse_json, read_text
 from vanilla_transformer_tools.saved_folder import read_object
 from vanilla_transformer_tools.search import Search
-from vanilla_transformer_tools.translation.engines import Hypothesis
+from vanilla_transformer_tools.translation.engine import Hypothesis
 
 _CONFIG_FIELDS = ("position_table_length", "max_position_embeddings", "eos_token")
 

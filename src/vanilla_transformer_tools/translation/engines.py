@@ -1,11 +1,10 @@
-"""Token ids in, hypotheses out: the interface of engines, and the engine of torch."""
+"""The engine of torch: token ids in, hypotheses out."""
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +34,7 @@ from vanilla_transformer.search_vanilla_transformer import (
 from vanilla_transformer_tools.saved_folder import complete_ids
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.text.batches import padded
+from vanilla_transformer_tools.translation.engine import ForcedPass, Hypothesis
 from vanilla_transformer_tools.translation.generation_settings import (
     FIELDS_OF_A_SEARCH,
     bans,
@@ -47,78 +47,6 @@ from vanilla_transformer_tools.translation.generation_settings import (
 FORCED_LOGITS = 2**24
 # Longest source of a model that names no limit: T5, whose positions are relative, learnt from this.
 USUAL_POSITIONS = 512
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One output for one source.
-
-    Attributes:
-        tokens: Ids, with a forced prefix, without the start token and `</s>`.
-        score: Log-probability / length^length_penalty of the tokens after the prefix, `</s>`
-            counted; NaN if scores were not wanted.
-        end: Id of the token that ended it, `</s>` in most models; None: it reached the limit.
-    """
-
-    tokens: list[int]
-    score: float
-    end: int | None
-
-    @property
-    def reached_limit(self) -> bool:
-        """Whether the output ended at the limit instead of at `</s>`."""
-        return self.end is None
-
-    @property
-    def ended(self) -> list[int]:
-        """The tokens with the one that ended them, if one did."""
-        return self.tokens if self.end is None else [*self.tokens, self.end]
-
-
-@dataclass(frozen=True)
-class ForcedPass:
-    """Scores and alignment of one given output.
-
-    Attributes:
-        log_probs: Log-probability of each token.
-        alignment: For each token, the source position with the largest attention weight.
-    """
-
-    log_probs: list[float]
-    alignment: list[int]
-
-
-class Engine(Protocol):
-    """The interface of engines, which search: `TorchEngine`, `CTranslate2Engine`, or another one.
-
-    Attributes:
-        name: Name in records of results.
-        max_positions: Longest source, in tokens, that the model expects.
-        last_position: Longest source or output, in tokens, that it can read or write.
-    """
-
-    name: str
-    max_positions: int
-    last_position: float
-
-    def translate_batch(
-        self,
-        sources: list[list[int]],
-        prefixes: list[list[int]],
-        limits: list[int],
-        search: Search,
-    ) -> list[list[Hypothesis]]:
-        """Translates each source independently of the others.
-
-        Args:
-            sources: Ids with `</s>`.
-            prefixes: Ids of one length that outputs begin with, after `search`'s first token.
-            limits: Longest output of each source in tokens, its prefix counted.
-            search: How to search.
-
-        Returns:
-            The hypotheses of each source, best first.
-        """
 
 
 class MeanDecoding:

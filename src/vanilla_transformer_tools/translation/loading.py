@@ -15,7 +15,8 @@ from vanilla_transformer_tools.text.sentences import (
     WITHOUT_LETTER,
 )
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
-from vanilla_transformer_tools.translation.engines import Engine, TorchEngine
+from vanilla_transformer_tools.translation.engine import Engine
+from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.generation_settings import refuse_torch_only, torch_only
 
 # Width D up to which CTranslate2 is several times as fast as torch on a CPU (docs/speed.md).

@@ -21,7 +21,8 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
     knows_both_sides,
     speller,
 )
-from vanilla_transformer_tools.translation.engines import Engine, Hypothesis, TorchEngine
+from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
+from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.loading import load_engine, training_defaults
 from vanilla_transformer_tools.translation.results import (
     Piece,
