@@ -467,6 +467,15 @@ class EvaluateSettings(SearchSettings):
     target_column: str = option("Column of the target text.", "target")
     dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
     test_split: str = option("Split of a dataset that --test reads.", "test")
+    tag_column: str | None = option(
+        "Column with the target language of each test pair, of a model of several directions; of a "
+        ".tsv file the third. Each direction is scored, and all together."
+    )
+    score_pairs: bool = option(
+        "Instead of scores, writes a JSON object for each test pair: the log-probability of the "
+        "target given its source, and that of each of its tokens.",
+        False,
+    )
     hypotheses: str | None = option(
         "File of translations to score, one a line, instead of a --model."
     )

@@ -403,7 +403,7 @@ TESTED = {
     TranslateSettings: "input output resume prefix prefix_file n_best scores details shard "
     "tag_column",
     EvaluateSettings: "metrics bleu_tokenize bootstrap lowercase references test hypotheses output "
-    "against name source_column target_column dataset_config test_split",
+    "against name source_column target_column dataset_config test_split tag_column score_pairs",
     AttentionSettings: "output kind layer head alignments units",
 }
 

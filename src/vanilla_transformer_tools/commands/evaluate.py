@@ -1,8 +1,11 @@
 """The `evaluate` command: scores of a model or of a file, or a comparison of two."""
 
+import json
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vanilla_transformer_tools.commands.command import (
     Parser,
@@ -27,6 +30,7 @@ example:
   vanilla-transformer evaluate --model runs/de-en --test test.de test.en --against other.en
   vanilla-transformer evaluate --hypotheses other.en --test test.de test.en
   vanilla-transformer evaluate --model runs/de-en --test sacrebleu:wmt19:de-en
+  vanilla-transformer evaluate --model runs/de-en --test test.de test.en --score_pairs
 """
 
 
@@ -41,57 +45,122 @@ def evaluate(argv: list[str]) -> None:
         build_metrics,
         check_bootstrap,
         compare,
+        equal_in_canonical_form,
         format_comparisons,
         format_scores,
         score,
     )
     from vanilla_transformer_tools.files import write_lines
-    from vanilla_transformer_tools.sharing.model_card import read_results, record_results
 
     # Mistakes are reported before the translation, which may take an hour.
     check_bootstrap(settings.bootstrap)
     build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
     test_set = _load(settings)
-    sources, references = test_set.sources, test_set.references
-    options = _options(settings, test_set)
-    system = _system(settings, settings.hypotheses, len(references))
+    references = test_set.references
+    system = _system(settings, settings.hypotheses, test_set)
+    if settings.score_pairs:
+        _score_pairs(system, test_set, settings)
+        return
     if settings.against:
-        other = _system(_like(system, settings), settings.against, len(references))
+        other = _system(_like(system, settings), settings.against, test_set)
 
-    texts = _translations(system, sources)
+    texts = _translations(system, test_set)
     if settings.output:
         write_lines(Path(settings.output), texts)
-    scores = score(texts, references, **options)
-    print(format_scores(scores))
-    folder = _results_folder(settings)
-    if not isinstance(system, list) and folder:
-        how = {"search": str(system.search), "engine": system.engine.name}
-        # A test set that is scored again and again becomes a validation set.
-        name = settings.name or test_set.name
-        how["scorings"] = 1 + read_results(folder).get(name, {}).get("scorings", 0)
-        record_results(folder, name, scores | how)
+    for name, part, rows in test_set.directions():
+        options = _options(settings, part)
+        scores = score([texts[row] for row in rows], part.references, **options)
+        print(f"\n{name}:" * (name != test_set.name) + format_scores(scores))
+        _record(settings, system, settings.name or name, scores)
+    if number := equal_in_canonical_form(texts, references):
+        print(
+            f"{number:,} translations differ from a reference in Unicode's canonical form alone; "
+            "exact match counts them as wrong.",
+            file=sys.stderr,
+        )
     if settings.against:
         names = (settings.hypotheses or " + ".join(settings.model or []), settings.against)
-        comparisons = compare(texts, _translations(other, sources), references, **options)
+        options = _options(settings, test_set)
+        comparisons = compare(texts, _translations(other, test_set), references, **options)
         print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
 
 
-def _system(settings: EvaluateSettings, path: str | None, lines: int) -> "list[str] | Translator":
+def _record(
+    settings: EvaluateSettings, system: "list[str] | Translator", name: str, scores: dict[str, Any]
+) -> None:
+    """Stores the scores of one model in its folder."""
+    from vanilla_transformer_tools.sharing.model_card import read_results, record_results
+
+    folder = _results_folder(settings)
+    if isinstance(system, list) or not folder:
+        return
+    how = {"search": str(system.search), "engine": system.engine.name}
+    # A test set that is scored again and again becomes a validation set.
+    how["scorings"] = 1 + read_results(folder).get(name, {}).get("scorings", 0)
+    record_results(folder, name, scores | how)
+
+
+def _score_pairs(
+    system: "list[str] | Translator", test_set: "_TestSet", settings: EvaluateSettings
+) -> None:
+    """Writes the log-probability of each test pair, as JSON."""
+    from vanilla_transformer_tools.files import write_lines
+    from vanilla_transformer_tools.translation.read_pairs import PairScore, score_pairs
+
+    scored: dict[int, PairScore] = {}
+    for tag, rows in test_set.rows_by_tag().items():
+        sources = [test_set.sources[row] for row in rows]
+        targets = [test_set.references[row][0] for row in rows]
+        scored |= zip(rows, score_pairs(_towards(system, tag), sources, targets), strict=True)
+    rows_of_json = (
+        json.dumps(
+            {
+                "line": row + 1,
+                "score": round(scored[row].score, 4),
+                "tokens": scored[row].tokens,
+                "token_scores": [round(one, 4) for one in scored[row].token_scores],
+            },
+            ensure_ascii=False,
+        )
+        for row in range(len(test_set.sources))
+    )
+    if settings.output:
+        write_lines(Path(settings.output), rows_of_json)
+    else:
+        for line in rows_of_json:
+            print(line)
+
+
+def _towards(system: "list[str] | Translator", tag: str | None) -> "Translator":
+    """The translator, into the language of a tag."""
+    translator = cast("Translator", system)
+    return translator if tag is None else translator.changed(target_language=tag)
+
+
+def _system(
+    settings: EvaluateSettings, path: str | None, test_set: "_TestSet"
+) -> "list[str] | Translator":
     """Translations from a file, or a translator with the models of the settings."""
-    return _read(path, lines) if path and _is_no_folder(path) else load_translator(settings)
+    if path and _is_no_folder(path):
+        return _read(path, len(test_set.references))
+    if test_set.tags:
+        settings = replace(settings, target_language=test_set.tags[0])
+    return load_translator(settings)
 
 
-def _translations(system: "list[str] | Translator", sources: list[str]) -> list[str]:
+def _translations(system: "list[str] | Translator", test_set: "_TestSet") -> list[str]:
     if isinstance(system, list):
         return system
     from vanilla_transformer_tools.progress import line_progress
 
-    texts, report = [], Report()
-    with line_progress("evaluate", len(sources)) as advance:
-        for translation in system.translate(sources):
-            texts.append(translation.text)
-            report.count(translation)
-            advance()
+    texts, report = [""] * len(test_set.sources), Report()
+    with line_progress("evaluate", len(texts)) as advance:
+        for tag, rows in test_set.rows_by_tag().items():
+            lines = [test_set.sources[row] for row in rows]
+            for row, translation in zip(rows, _towards(system, tag).translate(lines), strict=True):
+                texts[row] = translation.text
+                report.count(translation)
+                advance()
     report.show()
     return texts
 
@@ -108,10 +177,16 @@ def _like(system: "list[str] | Translator", settings: EvaluateSettings) -> Evalu
 def _check(parser: Parser, settings: EvaluateSettings) -> None:
     if not settings.test:
         parser.error("--test needs the test pairs")
+    if settings.tag_column and settings.target_language:
+        parser.error("--tag_column names the target languages: leave out --target_language")
+    if settings.score_pairs and settings.against:
+        parser.error("--score_pairs compares nothing: leave out --against")
     if not settings.hypotheses:
         check_model(parser, settings.model)
-    elif settings.model or settings.output:
-        parser.error("--hypotheses holds translations: leave out --model and --output")
+    elif settings.model or settings.output or settings.score_pairs:
+        parser.error(
+            "--hypotheses holds translations: leave out --model, --output and --score_pairs"
+        )
     elif not _is_no_folder(settings.hypotheses):
         parser.error(f"--hypotheses: there is no file {settings.hypotheses!r}")
     if against := settings.against:
@@ -154,6 +229,23 @@ class _TestSet:
     sources: list[str]
     references: list[tuple[str, ...]]
     language: str | None
+    tags: list[str]
+
+    def rows_by_tag(self) -> dict[str | None, list[int]]:
+        """Numbers of the lines into each language; None where the file does not say."""
+        rows: dict[str | None, list[int]] = {}
+        for row in range(len(self.sources)):
+            rows.setdefault(self.tags[row] if self.tags else None, []).append(row)
+        return rows
+
+    def directions(self) -> Iterator[tuple[str, "_TestSet", list[int]]]:
+        """The whole set, and the lines into each language if there are several; with a name."""
+        yield self.name, self, list(range(len(self.sources)))
+        rows_by_tag = self.rows_by_tag()
+        for tag, rows in rows_by_tag.items() if len(rows_by_tag) > 1 else ():
+            references = [self.references[row] for row in rows]
+            name = f"{self.name} {tag}"
+            yield name, replace(self, name=name, references=references, language=tag), rows
 
 
 def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
@@ -191,11 +283,13 @@ def _load(settings: EvaluateSettings) -> _TestSet:
             settings.target_column,
             settings.dataset_config,
             settings.test_split,
+            tag_column=settings.tag_column,
         )
     )
     targets = pairs["target"][:]
     streams = [targets, *(_read(path, len(targets)) for path in further)]
-    return _TestSet(name, pairs["source"][:], list(zip(*streams, strict=True)), language)
+    tags = pairs["tag"][:] if settings.tag_column else []
+    return _TestSet(name, pairs["source"][:], list(zip(*streams, strict=True)), language, tags)
 
 
 def _read(path: str, lines: int) -> list[str]:

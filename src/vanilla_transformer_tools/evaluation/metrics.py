@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
 from typing import Any, NamedTuple, cast
+from unicodedata import normalize
 
 import evaluate
 from datasets import Features, Value
@@ -17,6 +18,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer, resolve
 from vanilla_transformer_tools.settings import DEFAULT_METRICS, METRIC_TITLES
+from vanilla_transformer_tools.text.blanks import without_blank_ends
 
 # What `score` returns, ready for JSON.
 Scores = dict[str, Any]
@@ -127,7 +129,8 @@ def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def _equal_lines(prediction: str, references: Sequence[str]) -> tuple[int, int]:
-    return int(prediction in references), 1
+    # As in validation: `translate` copies blanks at the ends from the source.
+    return int(without_blank_ends(prediction) in map(without_blank_ends, references)), 1
 
 
 def _wrong_words(prediction: str, references: Sequence[str]) -> tuple[int, int]:
@@ -232,7 +235,8 @@ def score(
     - `chrf`: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
     - `chrf++`: The same with word n-grams up to 2 (Popović, 2017).
     - `ter`: Translation edit rate (Snover et al., 2006), lower-cased as sacreBLEU does by default.
-    - `exact_match`: Share of predictions that equal a reference in every code point.
+    - `exact_match`: Share of predictions that equal a reference in every code point, but for blanks
+      at the ends.
     - `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
       tokens differ from every reference (SIGMORPHON 2021). The "WER" of speech recognition
       is `per` here.
@@ -251,7 +255,7 @@ def score(
             "flores200" and "spBLEU-1K" download a model on first use.
         language: Code of the target language, for "auto"; None: the script decides.
         lowercase: Lower-cases both sides for BLEU and chrF. The others but TER never alter the
-            text: case and Unicode composition count, and for exact match also blanks at the ends.
+            text: case and Unicode composition count.
         bootstrap: Resamples of the lines, for 95 % confidence intervals (Koehn, 2004) as sacreBLEU
             computes them: `NAME_ci` is half the width of each. 1,000 are usual; 0: no intervals.
             All resamples are in memory together; for chrF they take 72 bytes per line and resample.
@@ -272,6 +276,18 @@ def score(
         if name == "bleu" and tokenizer.reason:
             scores["bleu_tokenizer"] = str(tokenizer)
     return scores | {"lines": len(predictions)}
+
+
+def equal_in_canonical_form(
+    predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]
+) -> int:
+    """Number of predictions that differ from a reference in canonical form (NFC) alone."""
+    streams = transposed(predictions, references)
+    return sum(
+        normalize("NFC", prediction) in (normalize("NFC", line) for line in lines)
+        for prediction, *lines in zip(predictions, *streams, strict=True)
+        if prediction not in lines
+    )
 
 
 def transposed(

@@ -1,15 +1,69 @@
-"""Texts and their translations, read once more for the alignment of their tokens."""
+"""Texts and given translations, read by a model: alignments and probabilities of tokens."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from transformers import BatchEncoding
 
+from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.segments import without_surrogates
 
+if TYPE_CHECKING:
+    from vanilla_transformer_tools.translation.translator import Translator
+
 PAIRS_PER_BATCH = 64
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """How likely a target is, given its source.
+
+    Attributes:
+        tokens: Tokens of the target, `</s>` included.
+        token_scores: Natural logarithm of the probability of each, given those before it.
+    """
+
+    tokens: tuple[str, ...]
+    token_scores: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        """Log-probability of the whole target."""
+        return sum(self.token_scores)
+
+
+def score_pairs(
+    translator: "Translator", sources: Sequence[str], targets: Sequence[str]
+) -> Iterator[PairScore]:
+    """The log-probability of each target given its source, by teacher forcing.
+
+    Args:
+        translator: With the torch engine, set up for one direction.
+        sources: Lines; they are not cut.
+        targets: A line for each source.
+
+    Raises:
+        ValueError: If the engine cannot read pairs, the numbers of lines differ, or a line is
+            longer than the positions of the model.
+    """
+    engine, tokenizers = translator.engine, translator.tokenizers
+    if not isinstance(engine, TorchEngine):
+        raise ValueError(
+            "Pairs are scored by the engine 'torch', which can read a given translation, got "
+            f"{type(engine).__name__}."
+        )
+    # As the model was trained.
+    lines = zip(map(without_blank_ends, sources), map(without_blank_ends, targets), strict=True)
+    while batch := [encode_pair(tokenizers, *line) for line in islice(lines, PAIRS_PER_BATCH)]:
+        read = [[*tokenizers.source_prefix, *source["input_ids"]] for source, _ in batch]
+        written = [target["input_ids"] for _, target in batch]
+        for ids, forced in zip(written, engine.force(read, written), strict=True):
+            tokens = tokenizers.target.convert_ids_to_tokens(ids)
+            yield PairScore(tuple(tokens), tuple(forced.log_probs))
 
 
 def encode_pair(

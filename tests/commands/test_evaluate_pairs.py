@@ -1,0 +1,86 @@
+"""`evaluate` of pairs with a language each, and probabilities of given pairs."""
+
+import json
+
+import pytest
+import torch
+
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+
+from ..models import save_small_model
+
+ROWS = [("ein hund", "a dog", "en"), ("ein hund", "un chien ", "fr"), ("ja", "yes", "en")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    tokenizer = VanillaTransformerTokenizer.train(
+        [text for row in ROWS for text in row[:2]] * 9,
+        vocab_size=60,
+        kind="char",
+        target_languages=["en", "fr"],
+    )
+    return save_small_model(tmp_path_factory.mktemp("model"), tokenizer)
+
+
+@pytest.fixture
+def pairs(write):
+    return write("pairs.tsv", *map("\t".join, ROWS))
+
+
+@torch.no_grad()
+def test_pairs_are_scored_by_line_and_token_in_their_directions(run, model, pairs):
+    status, out, err = run(
+        "evaluate", "--model", model, "--test", pairs, "--tag_column", "tag", "--score_pairs"
+    )
+
+    assert status == 0, err
+    scored = [json.loads(line) for line in out.splitlines()]
+    assert [each["line"] for each in scored] == [1, 2, 3]
+    tokenizer = VanillaTransformerTokenizer.from_pretrained(model)
+    network = VanillaTransformerForConditionalGeneration.from_pretrained(model).eval()
+    for each, (source, target, tag) in zip(scored, ROWS, strict=True):
+        ids = [tokenizer.convert_tokens_to_ids(f"<2{tag}>"), *tokenizer(source).input_ids]
+        labels = torch.tensor([tokenizer(text_target=target.strip()).input_ids])
+        logits = network(input_ids=torch.tensor([ids]), labels=labels, return_logits=True).logits
+        expected = logits.log_softmax(-1).gather(-1, labels[..., None])[0, :, 0]
+        assert each["tokens"] == tokenizer.convert_ids_to_tokens(labels[0].tolist())
+        assert each["token_scores"] == pytest.approx(expected.tolist(), abs=2e-4)
+        assert each["score"] == pytest.approx(float(expected.sum()), abs=1e-3)
+
+
+def test_directions_of_a_tagged_file_are_translated_and_scored_each(
+    run, model, pairs, tmp_path, write
+):
+    own = []
+    for source, _, tag in ROWS:
+        own.append(run("translate", "--model", model, "--target_language", tag, source).out[:-1])
+    # The decomposed form of a translation is not the same text.
+    rows = [(row[0], text, row[2]) for row, text in zip(ROWS, own, strict=True)]
+    same = write("same.tsv", *map("\t".join, rows))
+
+    arguments = ["evaluate", "--model", model, "--tag_column", "tag", "--bootstrap", 0]
+    _, out, _ = run(*arguments, "--test", same, "--metrics", "exact_match")
+
+    assert out.count("exact match 100.00") == 3
+    results = json.loads((model / "results.json").read_text())
+    assert {name: scores["lines"] for name, scores in results.items()} == {
+        "test": 3,
+        "test en": 2,
+        "test fr": 1,
+    }
+
+
+def test_translations_that_differ_in_canonical_form_alone_are_counted(run, write):
+    composed, decomposed = write("a", "\u00fcber", "x"), write("b", "u\u0308ber", "y")
+
+    status, out, err = run(
+        "evaluate", "--hypotheses", composed, "--test", composed, decomposed, "--bootstrap", 0
+    )
+
+    assert status == 0
+    assert "exact match 0.00" in out
+    assert err.startswith("1 translations differ from a reference in Unicode's canonical form")
