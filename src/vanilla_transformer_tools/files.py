@@ -87,9 +87,7 @@ def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
     return content.decode("utf-8", errors)
 
 
-def read_lines(
-    path: str | os.PathLike[str], max_bytes: int | None = None, *, may_be_empty: bool = False
-) -> Iterator[str]:
+def read_lines(path: str | os.PathLike[str], *, may_be_empty: bool = False) -> Iterator[str]:
     r"""Yields the lines of a plain or compressed UTF-8 file, without their line ends.
 
     A line ends at `\n` only: a carriage return, a form feed or U+2028 stays inside its line, so
@@ -98,7 +96,6 @@ def read_lines(
 
     Args:
         path: The file: text, gzip, bzip2 or xz, as its first bytes say.
-        max_bytes: Largest size of its text, unpacked. None: no limit.
         may_be_empty: Whether a file without lines is allowed.
 
     Raises:
@@ -114,7 +111,7 @@ def read_lines(
         stream = kind.open(raw) if kind and kind.open else raw
         try:
             lines = iter(partial(stream.readline, LONGEST_LINE + 1), b"")
-            for text in decode_lines(_within(lines, max_bytes, path), path):
+            for text in decode_lines(lines, path):
                 yield text
                 number += 1
         except (OSError, *DAMAGE) as error:
@@ -127,20 +124,6 @@ def read_lines(
             ) from error
     if number == 0 and not may_be_empty:
         raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
-
-
-def _within(
-    lines: Iterable[bytes], max_bytes: int | None, path: str | os.PathLike[str]
-) -> Iterator[bytes]:
-    size = 0
-    for line in lines:
-        size += len(line)
-        if max_bytes is not None and size > max_bytes:
-            raise ValueError(
-                f"{os.fspath(path)!r} must have at most {max_bytes:,} bytes of text, unpacked, got "
-                "more. Split the file."
-            )
-        yield line
 
 
 def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterator[str]:
@@ -403,24 +386,8 @@ def _system_number(error: BaseException | None) -> int | None:
     return None
 
 
-# Names the folder of converted models. Set but empty: neither these nor token ids are kept.
+# Environment variable: set but empty, token ids are not kept.
 CACHE_VARIABLE = "VANILLA_TRANSFORMER_CACHE"
-
-
-def cache_folder() -> Path | None:
-    """Folder for files that this package can make again; None if nothing may be kept."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given == "":
-        return None
-    try:
-        if given:
-            return Path(given).expanduser()
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    except RuntimeError:
-        # The user of a container may have no home.
-        return None
-    return caches / "vanilla_transformer"
-
 
 # XXH3 finds damage as well as SHA-256 in a tenth of the time, but is no proof against forgery.
 _DIGESTS: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
