@@ -20,7 +20,7 @@ trap 'rm -rf "$page"' EXIT
 cp "$here"/index.html "$here"/page.css "$here"/page.js "$page"
 cp -R "$1" "$page/model"
 if [ -f "$page/model/onnx/encoder_model_quantized.onnx" ]; then
-    # Made as in docs/translate.md.
+    # Made as in docs/import_export.md.
     rm -f "$page"/model/onnx/{encoder_model,decoder_model_merged}.onnx{,.data}
     sed -i.old 's/"dtype": "fp32"/"dtype": "q8"/' "$page/model/config.json"
     rm "$page/model/config.json.old"

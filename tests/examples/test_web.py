@@ -51,7 +51,9 @@ def pages(tmp_path_factory):
         export = folder / f"export-{kind}"
         export_model(str(folder / "model"), export, "onnx", sample=LINES[:9])
         if kind == "int8":
-            (code,) = (one for one in code_blocks("docs/translate.md", "python") if "QUInt8" in one)
+            (code,) = (
+                one for one in code_blocks("docs/import_export.md", "python") if "QUInt8" in one
+            )
             exec(code.replace("runs/de-en-onnx", str(export)))
         done = build(export, folder / kind)
         if "npm cannot download" in done.stderr or "npm is not installed" in done.stderr:

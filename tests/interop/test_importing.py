@@ -420,9 +420,7 @@ def test_pickled_weights_come_in_unless_they_hold_more_than_tensors(saved, tmp_p
     torch.save(weights, pickled)
     import_model(str(saved), tmp_path / "ours")
     pickled.write_bytes(pickled.read_bytes()[:-999])
-    with pytest.raises(
-        ValueError, match=r"m2m/pytorch_model.bin' are damaged, or no file of tensors: "
-    ):
+    with pytest.raises(ValueError, match=r"m2m' are damaged, or no file of tensors: "):
         import_model(str(saved), tmp_path / "cut")
     torch.save({**weights, "extra": RunsCode()}, pickled)
     with pytest.raises(ValueError, match="plain values only, got objects whose loading may"):

@@ -85,14 +85,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     """
     if faults := unexpressed(model.config, _EXPRESSED):
         raise ValueError("\n".join(["The ONNX export cannot hold this model:", *faults]))
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "The export to ONNX needs the packages `onnx` and `onnxscript`. "
-            "Install them: pip install -e '.[export]'"
-        ) from error
+    _require_packages()
     # transformers.js looks for this name to make the empty cache.
     batch = torch.export.Dim("batch_size", min=1)
     source, target, past_source, past = (
@@ -102,18 +95,11 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     # A length of 1, or two that differ by 1, would become part of the graph.
     input_ids = torch.ones((2, 9), dtype=torch.long)
     attention_mask = torch.ones_like(input_ids)
-    layers = model.model.decoder.layers
     with torch.no_grad():
         hidden_states = model.model.encoder(input_ids, attention_mask).last_hidden_state
-        shapes = layers[0].encoder_attn.source_keys_and_values(hidden_states, None)
-    lengths = {"decoder": (4, past), "encoder": (3, past_source)}
-    tensors = product(range(len(layers)), lengths, zip(("key", "value"), shapes, strict=True))
-    names, cache, cache_shapes = [], [], []
-    for index, side, (part, like) in tensors:
-        length, dimension = lengths[side]
-        names.append(f".{index}.{side}.{part}")
-        cache.append(torch.zeros(2, like.shape[1], length, like.shape[3]))
-        cache_shapes.append({0: batch, 2: dimension})
+        cache = _example_cache(model, hidden_states)
+    lengths = {"decoder": past, "encoder": past_source}
+    cache_shapes = [{0: batch, 2: lengths[name.split(".")[2]]} for name in cache]
     graphs = folder / GRAPHS_FOLDER
     graphs.mkdir(exist_ok=True)
     _export(
@@ -127,14 +113,37 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     _export(
         _DecoderGraph(model),
         graphs / f"{DECODER}.onnx",
-        (attention_mask, torch.ones((2, 5), dtype=torch.long), hidden_states, cache),
+        (attention_mask, torch.ones((2, 5), dtype=torch.long), hidden_states, [*cache.values()]),
         ({0: batch, 1: source}, {0: batch, 1: target}, {0: batch, 1: source}, cache_shapes),
         [
             *("encoder_attention_mask", "input_ids", "encoder_hidden_states"),
-            *(f"past_key_values{name}" for name in names),
+            *(f"past_key_values{name}" for name in cache),
         ],
-        ["logits", *(f"present{name}" for name in names)],
+        ["logits", *(f"present{name}" for name in cache)],
     )
+
+
+def _example_cache(model: PreTrainedModel, hidden_states: Tensor) -> dict[str, Tensor]:
+    """Keys and values of a cache by the ends of their names, such as `.0.decoder.key`."""
+    layers = model.model.decoder.layers
+    shapes = layers[0].encoder_attn.source_keys_and_values(hidden_states, None)
+    lengths = {"decoder": 4, "encoder": 3}
+    tensors = product(range(len(layers)), lengths, zip(("key", "value"), shapes, strict=True))
+    return {
+        f".{index}.{side}.{part}": torch.zeros(2, like.shape[1], lengths[side], like.shape[3])
+        for index, side, (part, like) in tensors
+    }
+
+
+def _require_packages() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "The export to ONNX needs the packages `onnx` and `onnxscript`. "
+            "Install them: pip install -e '.[export]'"
+        ) from error
 
 
 def _export(

@@ -26,7 +26,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from vanilla_transformer_tools.files import check_regular
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
@@ -64,33 +63,46 @@ class SentencePiece:
         """Reads a file.
 
         Raises:
+            ImportError: If `sentencepiece` or `protobuf` are not installed.
             ValueError: If it is damaged, or of a kind that cannot be expressed.
             OSError: If there is none.
         """
-        check_regular(file)
         try:
-            content = list(_fields(file.read_bytes()))
-            pieces = [
-                (one[1].decode(), struct.unpack("<f", one.get(2, bytes(4)))[0], one.get(3, _NORMAL))
-                for one in (dict(_fields(value)) for number, value in content if number == 1)
-            ]
-            trainer, normaliser = (dict(_fields(dict(content)[number])) for number in (2, 3))
-            has_prefix, strips = (bool(normaliser.get(number, True)) for number in (3, 4))
-            kind, charsmap = trainer.get(3, _UNIGRAM), normaliser.get(2, b"")
-            found = cls(pieces, kind, charsmap, has_prefix, strips)
-        except (KeyError, IndexError, ValueError, AttributeError, TypeError, struct.error) as error:
+            from google.protobuf.message import DecodeError
+            from sentencepiece.sentencepiece_model_pb2 import ModelProto
+        except ImportError as error:
+            raise ImportError(
+                "Models of SentencePiece need the packages `sentencepiece` and `protobuf`. "
+                "Install them: pip install -e '.[import]'"
+            ) from error
+        model = ModelProto()
+        try:
+            model.ParseFromString(file.read_bytes())
+        except DecodeError as error:
             raise ValueError(
                 f"{file} must be a model of SentencePiece, got a damaged or other file. Copy it "
                 "again."
             ) from error
-        kinds = {kind for _, _, kind in found.pieces}
-        if found.kind not in (_UNIGRAM, _BPE) or kinds & {_USER_DEFINED, _BYTE} or trainer.get(24):
+        trainer, normaliser = model.trainer_spec, model.normalizer_spec
+        kinds = {piece.type for piece in model.pieces}
+        if (
+            trainer.model_type not in (_UNIGRAM, _BPE)
+            or not kinds
+            or kinds & {_USER_DEFINED, _BYTE}
+            or trainer.treat_whitespace_as_suffix
+        ):
             raise ValueError(
                 f"{file} must be a Unigram or a BPE model without symbols of its user, bytes and "
-                f"blanks as suffixes, got kind {found.kind} with pieces of the kinds "
-                f"{', '.join(map(str, sorted(kinds)))}."
+                f"blanks as suffixes, got kind {trainer.model_type} with pieces of the kinds "
+                f"{', '.join(map(str, sorted(kinds))) or 'none'}."
             )
-        return found
+        return cls(
+            [(piece.piece, piece.score, piece.type) for piece in model.pieces],
+            trainer.model_type,
+            normaliser.precompiled_charsmap,
+            normaliser.add_dummy_prefix,
+            normaliser.remove_extra_whitespaces,
+        )
 
     def ids(self) -> dict[str, int]:
         """Ids of the pieces themselves, with the usual names of the special ones."""
@@ -132,40 +144,64 @@ def sentencepiece_backend(
             f"the table of ids has no {missing[0]!r}, of which the slow one makes {UNKNOWN} "
             f"({len(missing):,} pieces in all)"
         )
-    # A run of unknown characters is looked up as a whole, and may be an entry of the other side.
     named = {*special, *(tags or ())}
+    # A run of unknown characters is looked up as a whole, and may be an entry of the other side.
     runs = {token for token in entries if token not in named and not set(token) & known}
     # A whole one must be better than its parts.
     scores |= {run: len(run) - 1.0 for run in runs}
+    backend = Tokenizer(_vocabulary(model.kind, entries, scores, named))
+    tag = "|".join(map(re.escape, tags or ())) or "(?!)"
+    steps = list(_normaliser(model, None if tags is None else tag))
+    if runs:
+        steps += _joining_unknown(runs, known, tag)
+    for start in {one[1:3] for one in tags or ()}:
+        if any(start in piece for piece in scores) or not (runs or known.intersection(start)):
+            raise ValueError(f"{start!r} of its tags is in a piece, or unknown")
+    if tags:
+        steps.append(normalizers.Replace(Regex(rf"(?=(?:{tag})(?!{_TAG}))>>\K"), _TAG))
+        steps.append(normalizers.Replace(Regex(rf"\A(?:{tag})\K{_TAG}"), ""))
+    backend.normalizer = normalizers.Sequence(steps)
+    _set_splitting(backend)
+    # Where a text does not begin with one, it has a mark inside when this is looked for.
+    backend.add_tokens([AddedToken(tag, normalized=True) for tag in tags or ()])
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
+    return backend
+
+
+def _vocabulary(
+    kind: int, entries: Mapping[str, int], scores: Mapping[str, float], named: Collection[str]
+) -> models.Model:
+    """The entries at their ids; those that no text becomes have names with a blank."""
     names = {
         token_id: token if token in scores or token in named else f"{token} "
         for token, token_id in entries.items()
     }
     # Normalised text has no blanks, so that none spells these.
     rows = [names.get(row, f"<unused {row}>") for row in range(1 + max(names))]
-    if model.kind == _UNIGRAM:
+    if kind == _UNIGRAM:
         # Scores of what is not matched must not lower the least one, on which `<unk>` depends.
         vocabulary = [(name, scores.get(name, 0.0)) for name in rows]
-        backend = Tokenizer(models.Unigram(vocabulary, unk_id=entries[UNKNOWN]))
-    else:
-        ids = {name: row for row, name in enumerate(rows)}
-        merges = list(_merges(scores))
-        backend = Tokenizer(models.BPE(ids, merges, unk_token=UNKNOWN, fuse_unk=True))
-    tag = "|".join(map(re.escape, tags or ())) or "(?!)"
-    steps = list(_normaliser(model, None if tags is None else tag))
-    if runs:
-        unknown = f"[^{_one_of({*known, _TAG})[1:]}"
-        others = rf"(?<!{unknown})(?!{_any_of(runs)}(?!{unknown})){unknown}{{2,}}"
+        return models.Unigram(vocabulary, unk_id=entries[UNKNOWN])
+    ids = {name: row for row, name in enumerate(rows)}
+    return models.BPE(ids, list(_merges(scores)), unk_token=UNKNOWN, fuse_unk=True)
+
+
+def _joining_unknown(
+    runs: Collection[str], known: Collection[str], tag: str
+) -> list[normalizers.Normalizer]:
+    """Steps that make one `<unk>` of unknown characters in a row, but of those in `runs`."""
+    unknown = f"[^{_one_of({*known, _TAG})[1:]}"
+    others = rf"(?<!{unknown})(?!{_any_of(runs)}(?!{unknown})){unknown}{{2,}}"
+    return [
         # The first alternative steps over a tag.
-        steps.append(normalizers.Replace(Regex(rf"(?m)\A(?:{tag}){_TAG}\K|{others}"), _UNKNOWN_RUN))
-        steps.append(normalizers.Replace(_TAG + _UNKNOWN_RUN, _TAG))
-    if tags:
-        for start in {one[1:3] for one in tags}:
-            if any(start in piece for piece in scores) or not (runs or known.intersection(start)):
-                raise ValueError(f"{start!r} of its tags is in a piece, or unknown")
-        steps.append(normalizers.Replace(Regex(rf"(?=(?:{tag})(?!{_TAG}))>>\K"), _TAG))
-        steps.append(normalizers.Replace(Regex(rf"\A(?:{tag})\K{_TAG}"), ""))
-    backend.normalizer = normalizers.Sequence(steps)
+        normalizers.Replace(Regex(rf"(?m)\A(?:{tag}){_TAG}\K|{others}"), _UNKNOWN_RUN),
+        normalizers.Replace(_TAG + _UNKNOWN_RUN, _TAG),
+    ]
+
+
+def _set_splitting(backend: Tokenizer) -> None:
     # What only looks like a special token after normalisation is none.
     split = pre_tokenizers.Split(Regex(r"<(?=(?:/s|unk|pad)>)"), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(_TAG, "removed"), split])
@@ -177,12 +213,6 @@ def sentencepiece_backend(
             decoders.Replace(Regex(r"\A +| +\z"), ""),
         ]
     )
-    # Where a text does not begin with one, it has a mark inside when this is looked for.
-    backend.add_tokens([AddedToken(tag, normalized=True) for tag in tags or ()])
-    backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in special]
-    )
-    return backend
 
 
 def ending_in_eos(backend: Tokenizer, **settings: Any) -> PreTrainedTokenizerFast:
@@ -371,30 +401,3 @@ def _one_of(characters: Iterable[str]) -> str:
     runs = (list(run) for _, run in groupby(enumerate(codes), lambda one: one[1] - one[0]))
     spans = (rf"\x{{{run[0][1]:X}}}-\x{{{run[-1][1]:X}}}" for run in runs)
     return f"[{''.join(spans)}]"
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values of a message in the format of protocol buffers."""
-    place = 0
-
-    def varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = message[place]
-            place += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-
-    while place < len(message):
-        number, kind = divmod(varint(), 8)
-        if kind == 0:
-            yield number, varint()
-            continue
-        length = {1: 8, 2: 0, 5: 4}[kind] or varint()
-        if place + length > len(message):
-            raise IndexError(length)
-        yield number, message[place : place + length]
-        place += length

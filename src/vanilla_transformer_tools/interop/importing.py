@@ -24,7 +24,6 @@ from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
 from vanilla_transformer_tools.interop.marian import NO_ENTRY, find_npz, read_marian
 from vanilla_transformer_tools.interop.tensor_files import (
     check_shards,
-    check_zip,
     read_tensors,
     unreadable,
 )
@@ -202,13 +201,14 @@ def import_model(
             "it out."
         )
     model, comparison = _converted(source)
-    record: dict[str, Any] = {"imported_from": source.record}
+    origin: dict[str, Any] = {**source.record}
     if is_marian:
-        record["imported_from"] |= {"positions": positions}
+        origin["positions"] = positions
     if positions == "marian":
         compute_as_marian(model)
     if mapping:
-        record["imported_from"] |= {"assumed": source.declaration.assumed()}
+        origin["assumed"] = source.declaration.assumed()
+    record: dict[str, Any] = {"imported_from": origin}
     tokenizers = source.tokenizers
     if trimming:
         trimmed = trim(model, source.one_tokenizer(), trimming)
@@ -262,8 +262,6 @@ def load_source(
 def _of_transformers(name_or_path: str) -> Source:
     config = _check_config(name_or_path)
     tokenizers = TokenizerPair.from_pretrained(name_or_path, config)
-    for file in Path(name_or_path).glob("*.bin"):
-        check_zip(file)
     try:
         model = load_model(name_or_path, use_safetensors=None).eval()
     # From torch's readers of pickles and of cut files.

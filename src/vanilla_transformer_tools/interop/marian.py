@@ -28,7 +28,7 @@ from vanilla_transformer_tools.interop.fast_tokenizers import (
     ending_in_eos,
     sentencepiece_backend,
 )
-from vanilla_transformer_tools.interop.tensor_files import check_zip, unreadable
+from vanilla_transformer_tools.interop.tensor_files import unreadable
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 _SETTINGS = "special:model.yml"
@@ -123,22 +123,28 @@ def read_marian(file: Path) -> Source:
         "pad": pad,
         "end": pair.target.eos_token_id,
     }
-    unknown = [] if decoder.get("allow-unk") else [[pair.target.unk_token_id]]
-    generation = GenerationConfig(
-        num_beams=decoder.get("beam-size"),
-        length_penalty=decoder.get("normalize"),
-        bad_words_ids=[[pad], *unknown],
-        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), pad),
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), settings["end"]),
-    )
+    generation = _generation_config(decoder, pair.target, pad)
     tensors = _with_pad(arrays, sizes, pad + 1)
     return Source({"model_type": "marian_npz"}, declaration, settings, tensors, pair, generation)
 
 
+def _generation_config(
+    decoder: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, pad: int
+) -> GenerationConfig:
+    """The search of decoder.yml."""
+    unknown = [] if decoder.get("allow-unk") else [[tokenizer.unk_token_id]]
+    return GenerationConfig(
+        num_beams=decoder.get("beam-size"),
+        length_penalty=decoder.get("normalize"),
+        bad_words_ids=[[pad], *unknown],
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), pad),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id),
+    )
+
+
 def _read_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:
-    check_zip(file)
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except MemoryError:
         raise

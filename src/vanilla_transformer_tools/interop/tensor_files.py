@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vanilla_transformer_tools.files import check_regular
 from vanilla_transformer_tools.saved_folder import shards_in
 
 # Types in checkpoints of others that hold values and do nothing else.
@@ -20,9 +19,6 @@ _HARMLESS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [argparse
 # Under these names, training scripts save weights beside other things.
 _NAMES_OF_WEIGHTS = ("state_dict", "model_state_dict", "model")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-_ZIP_MAGIC = b"PK"
-# Formats of others, by the first bytes of their files.
-_OTHER_FORMATS = {b"\x93NUMPY": "a NumPy array", b"\x89HDF": "HDF5", b"GGUF": "GGUF"}
 
 
 def load_pickled(file: Path) -> Any:
@@ -32,62 +28,16 @@ def load_pickled(file: Path) -> Any:
         ValueError: If it holds objects whose loading could run code, or cannot be read.
         OSError: If there is no such file.
     """
-    check_regular(file)
-    _refuse_other_formats(file)
-    is_zip = check_zip(file)
     try:
         with torch.serialization.safe_globals(_HARMLESS):
             # Weights of the optimiser, which are not needed, then take no memory.
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+            is_mapped = zipfile.is_zipfile(file)
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
     except (OSError, MemoryError):
         raise
     # A damaged file may fail in any of the loader's steps.
     except Exception as error:
         raise unreadable(str(file), error) from error
-
-
-def check_zip(file: Path) -> bool:
-    """Whether a file is a zip archive, as `torch.save` writes them: nothing in it is compressed.
-
-    Raises:
-        ValueError: If it is one that is larger unpacked, or is damaged.
-        OSError: If it cannot be read.
-    """
-    check_regular(file)
-    with file.open("rb") as stream:
-        if stream.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
-            return False
-        try:
-            entries = zipfile.ZipFile(stream).infolist()
-        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise unreadable(str(file), error) from error
-    unpacked = sum(entry.file_size for entry in entries)
-    if unpacked > file.stat().st_size:
-        raise ValueError(
-            f"The weights of {str(file)!r} must not be compressed, got {unpacked:,} bytes in a "
-            f"file of {file.stat().st_size:,}. Save them with `torch.save`."
-        )
-    return True
-
-
-def _refuse_other_formats(file: Path) -> None:
-    with file.open("rb") as stream:
-        head = stream.read(max(map(len, _OTHER_FORMATS)))
-    other = next((name for magic, name in _OTHER_FORMATS.items() if head.startswith(magic)), None)
-    cure = "Save its tensors by name with `safetensors`, from the library that wrote it."
-    if head.startswith(_ZIP_MAGIC) and zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-        if names and all(name.endswith(".npy") for name in names):
-            other = f"an archive of {len(names):,} NumPy arrays"
-            cure = (
-                'Convert it: python -c "import numpy; from safetensors.numpy import save_file; '
-                f"save_file(dict(numpy.load('{file.name}')), '{file.stem}.safetensors')\""
-            )
-    if other:
-        raise ValueError(
-            f"{str(file)!r} must be a file of safetensors or by `torch.save`, got {other}. {cure}"
-        )
 
 
 def unreadable(name: str, error: Exception) -> ValueError:
