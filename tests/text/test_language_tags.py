@@ -158,7 +158,7 @@ def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
     path = write("rows.tsv", "a\tb\tde", line)
 
     expected = f"Line 2 of .* must be source, tab, target, tab, tag, got {tabs} tabs."
-    expected += r" .* cut -f 1-3 old.tsv > new.tsv$" if tabs > 2 else "$"
+    expected += r" Is a tab inside of a text.*blank\.$" if tabs > 2 else "$"
     with pytest.raises(ValueError, match=expected):
         load_pairs(ParallelText((path,), tag_column="tag"))
 

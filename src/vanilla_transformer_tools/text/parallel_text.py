@@ -327,7 +327,10 @@ def _read_tsv(text: ParallelText) -> Iterator[tuple[str, ...]]:
         cells = line.split("\t")
         if len(cells) != count:
             message = f"Line {number} of {text} must be {form}, got {len(cells) - 1} tabs."
-            if len(cells) > count:
+            if len(cells) > count and text.tag_column:
+                # Cut off, a text with a tab would leave a part of it as the tag.
+                message += " Is a tab inside of a text? Replace it with a blank."
+            elif len(cells) > count:
                 message += f" To keep the first {count}: cut -f 1-{count} old.tsv > new.tsv"
             raise ValueError(message)
         yield tuple(cells)
