@@ -10,6 +10,7 @@ from torch import nn
 
 from vanilla_transformer import fast_layers_vanilla_transformer as fast_layers
 from vanilla_transformer.fast_layers_vanilla_transformer import Dropout, WeightLayouts
+from vanilla_transformer.search_vanilla_transformer import direct_call
 
 from ..models import Model, source_of
 
@@ -90,7 +91,7 @@ def test_weights_of_another_kind_make_their_own_products():
     module = nn.Linear(3, 5)
     module.weight = Quantised(module.weight.data)
 
-    assert WeightLayouts().linear(module) == module.forward
+    assert direct_call(module, WeightLayouts().linear) == module.forward
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
