@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "saved_folders"
 BEFORE = HERE.parent / "tests/plugin/saved_before"
+# Releases may draw other tokens, so these only must end without an error.
+DRAWN = ("sampling", "sampled beams")
 WAYS = {"package": "with the package", "remote": "without"}
 
 
@@ -86,7 +88,7 @@ def faults_in(folder: Path, found: dict[str, Any]) -> dict[str, str]:
     return {
         mode: value if isinstance(value, str) else "other results"
         for mode, value in found.items()
-        if isinstance(value, str) or not agree(value, expected[mode])
+        if isinstance(value, str) or not (mode in DRAWN or agree(value, expected[mode]))
     }
 
 

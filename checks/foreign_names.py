@@ -64,6 +64,7 @@ class Source(NamedTuple):
     imports: dict[str, str]
 
 
+@cache
 def touched_names(package: str = "vanilla_transformer") -> dict[Touched, list[str]]:
     """Names of other libraries that a package touches, and the modules that do."""
     sources = list(read(package))

@@ -305,6 +305,7 @@ def _described(docstring: str, with_args: bool) -> list[str]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "docs/architecture.md": lambda: layers() + file_map(),
+    "docs/compatibility.md": foreign_names,
     "docs/reference/command_line.md": command_line,
     "docs/reference/config.md": config_fields,
     "docs/reference/api.md": api,

@@ -5,17 +5,20 @@ from packaging.version import Version
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging
 
-from .backend_vanilla_transformer import PackageBackend
-from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerModel,
-    VanillaTransformerPreTrainedModel,
-)
-from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from . import releases
+from .releases import TESTED
 
-# The oldest and the newest release of Transformers that the tests run with.
-TESTED = "5.17", "5.24"
+try:
+    from .backend_vanilla_transformer import PackageBackend
+    from .configuration_vanilla_transformer import VanillaTransformerConfig
+    from .modeling_vanilla_transformer import (
+        VanillaTransformerForConditionalGeneration,
+        VanillaTransformerModel,
+        VanillaTransformerPreTrainedModel,
+    )
+    from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
+except (AttributeError, ImportError, TypeError) as error:
+    raise releases.unsupported(error) from error
 
 
 def _tell_of_untested(version: str) -> None:
@@ -40,6 +43,12 @@ AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfi
 AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)
 AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration)
 AutoTokenizer.register(VanillaTransformerConfig, tokenizer_class=VanillaTransformerTokenizer)
+releases.check(
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    VanillaTransformerTokenizer,
+)
 
 __all__ = [
     "VanillaTransformerConfig",

@@ -21,7 +21,10 @@ FEWEST_ENTRIES = 2**19
 
 def is_transformed() -> bool:
     """Whether a transform of `torch.func` runs. They refuse custom gradients and checkpoints."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    try:
+        return torch._C._functorch.peek_interpreter_stack() is not None
+    except AttributeError:
+        return False
 
 
 class Dropout(nn.Dropout):
@@ -102,7 +105,11 @@ class WeightForFewRows:
         if rows > self.most_rows:
             return F.linear(x, self.weight, bias)
         if rows > 1:
-            return torch.ops.mkldnn._linear_pointwise(x, self.blocks, bias, "none", [], "")
+            try:
+                return torch.ops.mkldnn._linear_pointwise(x, self.blocks, bias, "none", [], "")
+            except AttributeError:
+                # Operators of torch that are not documented, and that a release may lack.
+                return F.linear(x, self.weight, bias)
         return F.linear(x, self.columns, bias)
 
     @cached_property

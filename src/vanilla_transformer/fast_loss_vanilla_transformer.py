@@ -6,6 +6,7 @@ P passes, 2 with R-Drop and else 1.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -287,7 +288,8 @@ def _compiled_kernel(backend: Any) -> Any:
 
     def kernel(logits: Tensor, label: Tensor, *settings: Any) -> Any:
         for tensor in (logits, label):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            with suppress(AttributeError):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return compiled(logits, label, *settings)
 
     return kernel

@@ -190,9 +190,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         writer.config.vocab_size = self.config.target_vocab_size
         return writer
 
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
         """As in Transformers, but no position enters a filled cache twice.
 
         Transformers removes cached positions from a target only if it has a mask, but targets have
@@ -200,17 +198,16 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         Args:
             input_ids: Targets so far, `[B, T]`.
-            next_sequence_length: Number of last positions to feed; None: all new ones.
-            kwargs: Further arguments of Transformers' method, among them the cache.
+            kwargs: Further arguments of Transformers' method, among them the cache and, unless all
+                new positions are fed, their number.
         """
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         has_mask = kwargs.get("decoder_attention_mask") is not None
-        if cache is not None and next_sequence_length is None and not has_mask:
+        if cache is not None and kwargs.get("next_sequence_length") is None and not has_mask:
             unseen = input_ids.shape[1] - int(cache.get_seq_length())
-            next_sequence_length = unseen if unseen > 0 else None
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
-            input_ids, next_sequence_length=next_sequence_length, **kwargs
-        )
+            if unseen > 0:
+                kwargs["next_sequence_length"] = unseen
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
         return inputs
 
     @staticmethod

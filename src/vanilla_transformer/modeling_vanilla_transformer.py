@@ -164,7 +164,7 @@ class Encoder(Stack):
 
     _can_record_outputs = {  # noqa: RUF012  (Transformers' attribute)
         "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, index=1),
+        "attentions": OutputRecorder(SelfAttention, 1),
     }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -209,8 +209,8 @@ class Decoder(Stack):
 
     _can_record_outputs = {  # noqa: RUF012  (Transformers' attribute)
         "hidden_states": OutputRecorder(DecoderLayer),
-        "attentions": OutputRecorder(SelfAttention, index=1),
-        "cross_attentions": OutputRecorder(CrossAttention, index=1),
+        "attentions": OutputRecorder(SelfAttention, 1),
+        "cross_attentions": OutputRecorder(CrossAttention, 1),
     }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:

@@ -5,6 +5,14 @@ import sys
 import pytest
 
 from foreign_names import Touched, touched_names
+from private_names import REASONS
+
+
+def test_each_private_name_has_a_reason():
+    private = {touched.name for touched in touched_names() if touched.door == "private"}
+
+    assert private == REASONS.keys()
+    assert all(REASONS.values())
 
 
 @pytest.fixture
