@@ -7,6 +7,7 @@ characters, and `decode` gives them back exactly, in NFC.
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import re
 import unicodedata
@@ -31,6 +32,8 @@ from .vocabulary_vanilla_transformer import (
     word_backend,
 )
 
+logger = logging.getLogger(__name__)
+
 TokenizerKind = Literal["bpe", "unigram", "char", "word"]
 
 _LANGUAGE_TAG = re.compile(r"<2([\w-]+)>")
@@ -45,8 +48,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
 
     Text that spells a built-in special token (`<pad>`, `<s>`, `</s>`, `<unk>`, the tag of a target
     language) or a byte token is plain text (`split_special_tokens=True`). Tokens of `add_tokens`
-    are found in text and never split; new special ones are refused, because no text could have
-    them. Python strings with lone surrogates are no Unicode text: encoding them raises an error.
+    are found in text and never split; special ones that you add are not looked for in text, and a
+    warning says so. Python strings with lone surrogates are no Unicode text: encoding them raises
+    an error.
 
     `tokenizer(text)` reads a source, and `tokenizer(text_target=text)` a target, whose characters
     are all kept. Where this class is absent, both are read as sources.
@@ -181,23 +185,21 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         normalizer see the whole text, and knows where it begins.
 
         Raises:
-            ValueError: If a new token is special and no tag of a language, or no text has it.
+            ValueError: If no text can have a token that is not special.
         """
         known = {token.content for token in self.added_tokens_decoder.values()}
         tokens: list[str | AddedToken] = []
         for token in new_tokens:
             is_special = special_tokens or getattr(token, "special", False)
             content = str(token)
-            if content in known or (is_special and _LANGUAGE_TAG.fullmatch(content)):
-                tokens.append(token)
-                continue
-            if is_special:
-                raise ValueError(
-                    f"A special token must be one of {', '.join(SPECIAL_TOKENS)} or the tag of a "
-                    f"language such as <2de>, got {content!r}, which no text could have. Add it by "
-                    "`add_tokens`."
+            is_new = content not in {*known, *SPECIAL_TOKENS}
+            if is_new and is_special and not _LANGUAGE_TAG.fullmatch(content):
+                logger.warning(
+                    "%r is added as a special token, which is not looked for in text. For text "
+                    "that has it, use `add_tokens`.",
+                    content,
                 )
-            tokens.append(self._found_in_text(token))
+            tokens.append(self._found_in_text(token) if is_new and not is_special else token)
         return int(super()._add_tokens(tokens, special_tokens))
 
     def _found_in_text(self, token: str | AddedToken) -> AddedToken:
