@@ -34,7 +34,8 @@ def test_html_is_translated_text_by_text():
     # Parts between inline tags are texts of their own.
     expected = page.replace("hallo", "HALLO").replace("ein  <b>alter", "EIN  <b>ALTER")
     expected = expected.replace("hund, 5 &lt; 6 &amp; mehr", "HUND, 5 &lt; 6 &amp; MEHR")
-    assert found.replace("/>", ">") == expected
+    # Beautiful Soup ends the line of the document type.
+    assert found.replace("/>", ">").replace("html>\n\n<html", "html>\n<html") == expected
 
 
 MASKED = [
