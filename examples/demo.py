@@ -34,7 +34,8 @@ def first_line(text: str) -> str:
 def translate(translator: Translator, text: str, count: float = 3) -> list[list[Any]]:
     """The best translations of the first line, each with its score."""
     count, search = int(count), translator.search
-    search = replace(search, num_hypotheses=count, num_beams=max(search.num_beams, count))
+    beams = max(search.num_beams, count)
+    search = replace(search, num_hypotheses=count, num_beams=beams, scores=True)
     (best,) = translator.changed(search=search).translate([first_line(text)])
     return [[one.text, round(one.score, 3)] for one in best.ranked]
 
@@ -85,7 +86,11 @@ def main() -> None:
     given = parser.parse_args()
     if not given.model:
         parser.error("--model, or the variable MODEL, needs the folder or Hub name of a model")
-    build_page(given.model).launch()
+    try:
+        page = build_page(given.model)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    page.launch()
 
 
 if __name__ == "__main__":

@@ -100,13 +100,13 @@ def test_demo_translates_and_shows_attention(place):
     assert describe(str(place)) == ("", [])
     environment = {"GRADIO_SERVER_PORT": port, "GRADIO_ANALYTICS_ENABLED": "False"}
     demo = subprocess.Popen(
-        [sys.executable, ROOT / "examples" / "demo.py"],
+        [sys.executable, "-u", ROOT / "examples" / "demo.py"],
         env={**os.environ, **environment, "MODEL": str(place / "model")},
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
-        assert "Running on local URL" in "".join(iter(demo.stdout.readline, "\n"))
+        assert any("Running on local URL" in line for line in demo.stdout)
         client = Client(f"http://127.0.0.1:{port}", verbose=False)
 
         table = client.predict("ein hund", 4, api_name="/translate")
