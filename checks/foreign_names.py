@@ -147,7 +147,8 @@ def used(sources: list[Source]) -> Names:
                     owner = owner_of(name, parents)
                 library = library_of(owner) if owner else name not in ours and library_with(name)
             else:
-                owner = owner_of(name, [*bases, *parents]) if name not in ours else None
+                is_known = name in ours or hasattr(dict, name)
+                owner = None if is_known else owner_of(name, [*bases, *parents])
                 library = owner and library_of(owner)
                 if library == "torch":
                     continue
