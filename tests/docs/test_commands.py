@@ -27,7 +27,7 @@ OPTIONS = [
 OF_OTHERS = {"docs/install.md", "docs/scale.md", "examples/README.md"}
 OF_OTHERS.add("docs/reference/command_line.md")
 # Where the commands are that are not part of the package.
-FOLDERS = ("scripts", "benchmarks", "checks")
+FOLDERS = ("scripts", "benchmarks", "checks", "examples")
 # A command ends at what the shell takes for itself.
 _ENDS = {"|", ">", "<", ">>", "&&", "||", ";", "&", ")", "2>"}
 _MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
@@ -128,8 +128,9 @@ def test_scripts_of_a_page_exist_and_know_the_options(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in OF_OTHERS])
 def test_options_in_a_page_exist(page):
-    # The second one is an option of Python's http.server.
-    used = set(re.findall(r"--[a-z][a-z_]+", read(page))) - {"--help", "--directory"}
+    # The last two are options of Python's http.server and of `hf`.
+    foreign = {"--help", "--directory", "--space"}
+    used = set(re.findall(r"--[a-z][a-z_]+", read(page))) - foreign
     others = [option for option in used if not any(option in known for known in OPTIONS)]
     scripts = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")]
     named = [path for path in scripts if re.search(rf"\b{path.name}", read(page))]
