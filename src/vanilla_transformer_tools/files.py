@@ -18,6 +18,7 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -150,6 +151,12 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
                     f"{os.fspath(path)!r} must be text, got {kind.name} data. Unpack it first."
                 )
             content = content.removeprefix(BYTE_ORDER_MARK)
+            # In UTF-16 without a byte order mark, Latin letters have zeros beside them.
+            if len(content) > 2 and any(not any(content[start::2]) for start in (0, 1)):
+                raise ValueError(
+                    f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16. Convert the "
+                    "file first: iconv -f UTF-16LE (or UTF-16BE) -t UTF-8 old.txt > new.txt"
+                )
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -254,6 +261,7 @@ def new_folder(folder: Path, noun: str, check: Callable[[Path], None]) -> Iterat
     Raises:
         OSError: If there is no room for the folder.
     """
+    _put_back(folder)
     check(folder)
     with ExitStack() as stack:
         try:
@@ -278,6 +286,14 @@ def new_folder(folder: Path, noun: str, check: Callable[[Path], None]) -> Iterat
             if old.exists():
                 old.rename(folder)
             raise
+
+
+def _put_back(folder: Path) -> None:
+    """Restores a folder whose replacement was killed between its two renames."""
+    for old in folder.parent.glob(f".{escape(folder.name)}.new-*/old"):
+        if not folder.exists():
+            old.rename(folder)
+            delete(old.parent)
 
 
 @contextmanager

@@ -398,7 +398,7 @@ class SearchSettings:
     copy_without_letters: bool | None = _search(
         "Copies text without letters, such as 12:30 or -, from which a model of sentences makes "
         "something up. Default: on if run.json of the model says that its training lines were "
-        "single sentences and at most 1 % of them had no letter.",
+        "single sentences and at most one in a hundred had no letter.",
         action=BooleanOptionalAction,
     )
     trust_remote_code: bool = _model(_TRUST_REMOTE_CODE, False)

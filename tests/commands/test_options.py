@@ -29,7 +29,8 @@ from vanilla_transformer_tools.settings import (
 from vanilla_transformer_tools.sharing import model_card
 from vanilla_transformer_tools.sharing import push as pushing
 from vanilla_transformer_tools.text import parallel_text, training_data
-from vanilla_transformer_tools.training import plan
+from vanilla_transformer_tools.training import build as building
+from vanilla_transformer_tools.training import record
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
@@ -148,7 +149,7 @@ def read_fields(monkeypatch):
     """Names of the settings that anything but the record of the run and the check reads."""
     read = set()
     known = {field.name for field in fields(TrainSettings)}
-    describe = plan.describe_run
+    describe = record.describe_run
 
     def remember(settings: TrainSettings, name: str) -> Any:
         # `dataclasses.replace` copies all of them.
@@ -163,7 +164,7 @@ def read_fields(monkeypatch):
         return run
 
     monkeypatch.setattr(TrainSettings, "__getattribute__", remember, raising=False)
-    monkeypatch.setattr(plan, "describe_run", describe_unseen)
+    monkeypatch.setattr(record, "describe_run", describe_unseen)
     monkeypatch.setattr(training, "check_settings", lambda *_: None)
     return read
 
@@ -197,7 +198,7 @@ def test_training_reads_each_setting(corpus, tmp_path, read_fields):
 def test_seed_reaches_what_is_drawn(changes, consumer, corpus, tmp_path, monkeypatch, watch):
     settings = build_settings(corpus, validated=False, **changes)
     arguments = build_arguments(settings, tmp_path / "run", max_steps=1, seed=7)
-    seeds = watch(training, "set_seed")
+    seeds = watch(building, "set_seed")
     drawn = watch(training_data, consumer, ArrivedError)
 
     with pytest.raises(ArrivedError):
@@ -386,15 +387,15 @@ def test_push_passes_each_option_on(watch):
     assert calls == [((Path("other_model"), "user/name"), values)]
 
 
-@pytest.mark.parametrize("runtime", ["ctranslate2", "onnx"])
-def test_export_passes_each_option_on(runtime, watch, write):
+@pytest.mark.parametrize(("runtime", "kind"), [("ctranslate2", "int8"), ("onnx", "float32")])
+def test_export_passes_each_option_on(runtime, kind, watch, write):
     calls = watch(exporting, "export_model")
     words, values = others(ExportSettings, "format", "quantization", "sample")
-    words += ["--quantization", "int8", "--sample", write("sample", "one", "two")]
+    words += ["--quantization", kind, "--sample", write("sample", "one", "two")]
 
     main(["export", "--format", runtime, *words, "model", "out"])
 
-    values |= {"format": runtime, "quantization": "int8", "sample": ["one", "two"]}
+    values |= {"format": runtime, "quantization": kind, "sample": ["one", "two"]}
     assert calls == [(("model", Path("out")), values)]
 
 

@@ -19,6 +19,7 @@ from vanilla_transformer_tools.exports.export import (
     export_model,
     verify,
 )
+from vanilla_transformer_tools.files import _HOST
 from vanilla_transformer_tools.saved_folder import describe_model_files, load_model, write_run
 from vanilla_transformer_tools.sharing.model_card import record_results
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -287,7 +288,8 @@ def test_export_that_was_killed_between_two_renames_gives_the_earlier_one_back(
     source, out, tmp_path
 ):
     content = (out / "model.bin").read_bytes()
-    killed, other = (f".{name}.new-{'0' * 16}" for name in ("out", "other"))
+    # No process has this number.
+    killed, other = (f".{name}.new-{_HOST}-{2**30}-01234567" for name in ("out", "other"))
     for name in (killed, other):
         (tmp_path / name / "new").mkdir(parents=True)
         (tmp_path / name / "new" / "model.bin").write_text("half")

@@ -177,7 +177,7 @@ def test_maps_of_talking_heads_are_one_for_each_head_of_values(translator):
 def test_labels_are_readable(tokenizer, text, labels):
     expected = [label.replace("·1/1", "").replace("·", " ") for label in labels.split()]
 
-    assert list(token_labels(tokenizer, tokenizer(text).input_ids)) == expected
+    assert list(token_labels(tokenizer, tokenizer(text_target=text).input_ids)) == expected
 
 
 def test_labels_of_broken_bytes_marks_and_joiners_can_be_seen(tokenizer):

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 
+from vanilla_transformer_tools.files import _HOST
 from vanilla_transformer_tools.saved_folder import FILES_FILE
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training.checkpoints import (
@@ -423,7 +424,8 @@ def abandoned(first_run, tmp_path):
 def test_leftovers_of_a_run_without_a_checkpoint_are_replaced(corpus, abandoned):
     (abandoned / "checkpoint-2" / "files.json").unlink()
     (abandoned / "log.jsonl").write_text('{"step": 5, "minutes": 1000.0, "loss": 9.0}\n')
-    unfinished = abandoned / ".saving-0123456789abcdef"
+    # No process has this number.
+    unfinished = abandoned / f".saving-{_HOST}-{2**30}-01234567"
     unfinished.mkdir()
     (unfinished / "model.safetensors").write_text("half")
 

@@ -61,7 +61,7 @@ def test_line_is_cut_at_sentences_else_blanks_else_tokens(letters, line, max_tok
 
 
 def random_line(rng):
-    words = ["the", "old man", "Hello!", "there.", "日本語。", "😀", "x" * 30, "......", "\t", "\0"]
+    words = ["the", "old man", "Hello!", "there.", "日本語。", "😀", "x" * 30, "......", "\t"]
     blanks = ["", " ", " ", "  ", "\u3000"]
     return "".join(rng.choice(words) + rng.choice(blanks) for _ in range(rng.randrange(1, 60)))
 

@@ -140,7 +140,7 @@ def test_search_excludes_its_fields(tiny_model, tokenizer):
 
 def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
     tokenizer = VanillaTransformerTokenizer.train(["a\nb"], vocab_size=7, kind="char")
-    output = tokenizer("a\nb\n")["input_ids"]
+    output = tokenizer(text_target="a\nb\n")["input_ids"]
     monkeypatch.setattr(TorchEngine, "_search", lambda *_: [output])
 
     results = Translator(tiny_model, tokenizer).translate(["a"])

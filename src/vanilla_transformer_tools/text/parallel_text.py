@@ -235,7 +235,8 @@ def _plain_lines(path: str) -> Iterator[pa.StringArray]:
     check_regular(path)
     with open(path, "rb") as file:
         head = file.readline()
-        if head.endswith(b"\r\n") or head.startswith(BYTE_ORDER_MARK) or compression_of(head):
+        is_other = head.startswith(BYTE_ORDER_MARK) or b"\0" in head or compression_of(head)
+        if is_other or head.endswith(b"\r\n"):
             raise _NotPlainError
         file.seek(0)
         while lines := list(islice(file, ROWS_AT_A_TIME)):
