@@ -13,18 +13,18 @@ ROOT = Path(__file__).parents[1]
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (22_500, 18_000),
-    "src/vanilla_transformer": (4_150, 3_500),
-    "tests": (31_500, 23_000),
+    "src": (22_000, 18_000),
+    "src/vanilla_transformer": (4_100, 3_500),
+    "tests": (29_900, 23_000),
 }
-DEFECTS = (690, 450)
-WORDS_OF_DOCS = (43_000, 38_000)
+DEFECTS = (640, 450)
+WORDS_OF_DOCS = (41_900, 38_000)
 LINES_OF_A_FILE = 450
 LINES_OF_A_FUNCTION = 50
 LINES_OF_AN_EXAMPLE = 100
 # Number of files, functions and examples that are larger all the same.
-LARGER_FILES = 15
-LARGER_FUNCTIONS = 25
+LARGER_FILES = 10
+LARGER_FUNCTIONS = 17
 LARGER_EXAMPLES = 0
 
 
