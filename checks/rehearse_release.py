@@ -14,6 +14,7 @@ Example:
 
 import argparse
 import ast
+import importlib
 import io
 import multiprocessing
 import os
@@ -138,9 +139,7 @@ def rehearsed(planned: Iterable[Change]) -> Iterator[tuple[Change, str]]:
     import transformers.generation  # noqa: F401
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: F401
 
-    source = Path(str(sys.modules[PACKAGE].__file__)).parent
-    for module in [module for module in sys.modules if module.partition(".")[0] == PACKAGE]:
-        del sys.modules[module]
+    source = Path(str(importlib.import_module(PACKAGE).__file__)).parent
     # A fork has what is imported here.
     context = multiprocessing.get_context("fork")
     expected = None
@@ -197,6 +196,8 @@ def rename(package: Path, change: Change) -> None:
 
 def report(folder: str, sender: Any) -> None:
     """Sends what a copy of the plug-in computes, by mode, or the first line of its error."""
+    for module in [module for module in sys.modules if module.partition(".")[0] == PACKAGE]:
+        del sys.modules[module]
     sys.path.insert(0, folder)
     sys.path.insert(1, str(Path(__file__).parent))
     os.environ["HF_HUB_OFFLINE"] = "1"

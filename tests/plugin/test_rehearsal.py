@@ -24,8 +24,8 @@ def test_release_without_a_name_works_or_says_which_releases_do():
 
 @pytest.mark.slow
 def test_rehearsal_sees_other_results():
-    change = Change("the scale of embeddings", "embed_scale")
-    ((_, effect),) = rehearsed([change._replace(name="scale_embedding")])
+    # In the saved folder it is still `encoder_layers`.
+    ((_, effect),) = rehearsed([Change("the number of layers", "encoder_layers")])
 
     assert not is_allowed(effect)
 
