@@ -15,10 +15,12 @@ ROOT = Path(__file__).parents[1]
 LINES = {
     "src": (22_000, 18_000),
     "src/vanilla_transformer": (4_100, 3_500),
-    "tests": (29_900, 23_000),
+    "tests": (26_800, 23_000),
 }
 DEFECTS = (640, 450)
 WORDS_OF_DOCS = (41_900, 38_000)
+# The folder of a model that an earlier commit saved, with its code.
+SAVED = "saved_before"
 LINES_OF_A_FILE = 450
 LINES_OF_A_FUNCTION = 50
 LINES_OF_AN_EXAMPLE = 100
@@ -34,8 +36,8 @@ def lines(file: Path) -> int:
 
 
 def modules(folder: str) -> list[Path]:
-    """Python files of a folder and its folders, in order."""
-    return sorted((ROOT / folder).rglob("*.py"))
+    """Python files of a folder and its folders, in order, without code that a saved model holds."""
+    return sorted(path for path in (ROOT / folder).rglob("*.py") if SAVED not in path.parts)
 
 
 def large_files() -> dict[str, int]:

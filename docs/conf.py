@@ -46,8 +46,8 @@ _ENTRY = re.compile(r"^- \[([^]]+)\]\(([^)]+)\)", re.MULTILINE)
 
 
 def _is_page(path: Path) -> bool:
-    in_lab = path.is_relative_to(ROOT / "lab")
-    return not in_lab and path.suffix in (".md", ".ipynb", ".svg", ".png")
+    is_apart = any(path.is_relative_to(ROOT / folder) for folder in ("lab", "tests"))
+    return not is_apart and path.suffix in (".md", ".ipynb", ".svg", ".png")
 
 
 def _to_source(text: str, folder: Path) -> str:
