@@ -129,6 +129,9 @@ class ModelTest(modeling.ModelTesterMixin, modeling.GenerationTesterMixin, unitt
             self, VanillaTransformerConfig, **TinyInputs.sizes
         ).run_common_tests()
 
+    @unittest.skip("either name of the cache is taken, without a warning")
+    def test_bc_cache_name_forward(self) -> None: ...
+
 
 class TrainedTokenizer:
     """Gives the tokenizer tests a folder to load from."""
