@@ -122,4 +122,4 @@ def test_demo_translates_and_shows_attention(place):
             client.predict("  ", 1, api_name="/translate")
     finally:
         demo.terminate()
-        demo.wait()
+        demo.communicate()
