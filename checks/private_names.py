@@ -50,7 +50,6 @@ REASONS: dict[str, str] = {
     "PreTrainedTokenizerBase._switch_to_target_mode": (
         "`text_target` keeps all characters. Without it, it is read as sources are."
     ),
-    "TokenizersBackend._add_tokens": f"Tokens that users add keep the text around them. {_REFUSED}",
     "torch._C._functorch.peek_interpreter_stack": (
         "Whether `torch.func` transforms the call. Without it, the fast kernels run as always."
     ),

@@ -12,7 +12,7 @@ from typing import Any
 
 import transformers
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, initialization
+from transformers import PreTrainedConfig, PreTrainedModel, initialization
 
 # The oldest and the newest release of Transformers that the tests run with.
 TESTED = OLDEST, NEWEST = "5.17", "5.24"
@@ -20,7 +20,6 @@ TESTED = OLDEST, NEWEST = "5.17", "5.24"
 NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (PreTrainedConfig, ("_attn_implementation",)),
     (PreTrainedModel, ("_can_record_outputs", "_init_weights", "_tied_weights_keys")),
-    (PreTrainedTokenizerFast, ("_add_tokens",)),
     (initialization, ("copy_", "zeros_")),
     (
         nn.Module(),

@@ -176,8 +176,10 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             self.backend_tokenizer.normalizer = self._of_sources
             del self._of_sources
 
-    def _add_tokens(
-        self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False
+    def add_tokens(
+        self,
+        new_tokens: str | AddedToken | Sequence[str | AddedToken],
+        special_tokens: bool = False,
     ) -> int:
         """Adds tokens that text may spell; returns by how many the tokenizer grew.
 
@@ -189,7 +191,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         """
         known = {token.content for token in self.added_tokens_decoder.values()}
         tokens: list[str | AddedToken] = []
-        for token in new_tokens:
+        for token in [new_tokens] if isinstance(new_tokens, str | AddedToken) else new_tokens:
             is_special = special_tokens or getattr(token, "special", False)
             content = str(token)
             is_new = content not in {*known, *SPECIAL_TOKENS}
@@ -200,7 +202,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
                     content,
                 )
             tokens.append(self._found_in_text(token) if is_new and not is_special else token)
-        return int(super()._add_tokens(tokens, special_tokens))
+        return int(super().add_tokens(tokens, special_tokens))
 
     def _found_in_text(self, token: str | AddedToken) -> AddedToken:
         content = str(token)
