@@ -88,19 +88,27 @@ def source_steps(front: str = "") -> list[normalizers.Normalizer]:
     return [normalizers.Replace(Regex(pattern), content) for pattern, content in replacements]
 
 
+def lowercase_steps() -> list[normalizers.Normalizer]:
+    """What reads sources in lower case; a sigma that ends a word is the final one."""
+    final = normalizers.Replace(Regex(r"(?<=[\p{L}\p{M}])\x{3A3}(?![\p{L}\p{M}])"), "\u03c2")
+    return [final, normalizers.Lowercase()]
+
+
 _SOURCE = normalizers.Sequence(source_steps())
+_LOWERCASE = normalizers.Sequence(lowercase_steps())
 
 
-def as_source(text: str) -> str:
+def as_source(text: str, *, lowercase: bool = False) -> str:
     """The text as a source is read."""
+    if lowercase:
+        text = _LOWERCASE.normalize_str(text)
     if _MAY_CHANGE.search(text):
         text = _SOURCE.normalize_str(text)
     return unicodedata.normalize("NFC", text)
 
 
 _OF_SOURCES = {
-    step.__getstate__()
-    for step in chain(source_steps(), source_steps(" "), [normalizers.Lowercase()])
+    step.__getstate__() for step in chain(source_steps(), source_steps(" "), lowercase_steps())
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, get_args
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .text_vanilla_transformer import for_targets
+from .text_vanilla_transformer import for_targets, lowercase_steps
 from .vocabulary_vanilla_transformer import (
     BOS_TOKEN,
     BYTE_TOKENS,
@@ -132,7 +132,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         else:
             backend = subword_backend(lines, vocab_size, tags, kind, pretokenized, show_progress)
         if lowercase_sources:
-            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), backend.normalizer])
+            backend.normalizer = normalizers.Sequence([*lowercase_steps(), backend.normalizer])
         tokenizer = cls.of_pipeline(backend, [*SPECIAL_TOKENS, *tags])
         if kind != "word":
             tokenizer.add_tokens(symbols)

@@ -217,6 +217,11 @@ class TrainSettings:
         "Size of the vocabulary, including 4 special tokens and, for bpe and unigram, 256 bytes.",
         10_000,
     )
+    lowercase_sources: bool = _vocabulary(
+        "Reads sources in lower case, in training and in every later use of the model: for tasks "
+        "in which their case carries nothing. Targets keep theirs.",
+        False,
+    )
     separate_vocabularies: bool = _vocabulary(
         "Trains one vocabulary for each side instead of a joint one: for languages in different "
         "scripts, or sides that need vocabularies of different sizes.",

@@ -9,8 +9,10 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer_tools.translation import Translator
 
 from ..models import save_small_model
+from ..support.engines import Echo
 
 ROWS = [("ein hund", "a dog", "en"), ("ein hund", "un chien ", "fr"), ("ja", "yes", "en")]
 
@@ -84,3 +86,35 @@ def test_translations_that_differ_in_canonical_form_alone_are_counted(run, write
     assert status == 0
     assert "exact match 0.00" in out
     assert err.startswith("1 translations differ from a reference in Unicode's canonical form")
+
+
+def test_unknown_characters_of_sources_are_counted_and_named_once(run, model, write):
+    test = write("odd.tsv", "EIN hEnd\ta dog\ten", "ja \u72d7\tyes\ten")
+    known = write("known.tsv", "ein hund\ta dog\ten")
+    named = "5 tokens of the sources are not in the vocabulary: 'E' (2), 'I' (1), 'N' (1), "
+    evaluate = ["evaluate", "--model", model, "--tag_column", "tag", "--bootstrap", 0, "--test"]
+    translate = ["translate", "--model", model, "--target_language", "en", "--num_beams", 2]
+
+    errors = [run(*evaluate, test).err, run(*translate, "--n_best", 2, "EIN hEnd", "ja \u72d7").err]
+
+    assert [named in error for error in errors] == [True, True], errors
+    assert "of the sources" not in run(*evaluate, known).err
+
+
+def test_words_that_end_in_a_joiner_are_scored_as_they_are_spelled(run, write, monkeypatch):
+    # Three words of Malayalam whose last letter is a consonant, a virama and a joiner.
+    words = [
+        "\u0d05\u0d35\u0d28\u0d4d\u200d",
+        "\u0d2a\u0d3e\u0d32\u0d4d\u200d",
+        "\u0d28\u0d3e\u0d33\u0d4d\u200d",
+    ]
+    tokenizer = VanillaTransformerTokenizer.train(words, kind="char", vocab_size=60)
+    monkeypatch.setattr(
+        Translator, "from_pretrained", lambda *_, **__: Translator(Echo(), tokenizer)
+    )
+    sources = write("source", *(f"{word} " for word in words))
+    same = write("same", f"{words[0]}\u200b", words[1], words[2].rstrip("\u200d"))
+
+    _, out, err = run("evaluate", "--model", "m", "--test", sources, same, "--bootstrap", 0)
+
+    assert "exact match 66.67" in out, err

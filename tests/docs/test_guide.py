@@ -81,7 +81,11 @@ def test_first_commands_of_the_readme_train_evaluate_and_translate(tmp_path, mon
         run(words)
 
     assert [words[1] for words in commands(block)] == ["train", "evaluate", "translate"]
-    assert "chosen      --preset tiny" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "chosen      --preset tiny" in said
+    assert "chosen      --lowercase_sources: all sources are in lower case" in said
+    capitals, small = Translator.from_pretrained("runs/de-en").translate(["ZWEI", "zwei"])
+    assert (capitals.text, capitals.unknown_source) == (small.text, ())
     assert "bleu" in json.loads(Path("runs/de-en/results.json").read_text())["test"]
 
 

@@ -95,6 +95,12 @@ def test_sources_are_in_lower_case_where_asked_and_targets_are_not():
 
     assert tokenizer.decode(encoded.input_ids, skip_special_tokens=True) == "ein hund"
     assert tokenizer.decode(encoded.labels, skip_special_tokens=True) == "Ein Hund"
+    # Every capital has one small letter but sigma, whose last one in a word is another.
+    lower = [
+        as_source(text, lowercase=True)
+        for text in ("\u03a3\u039f\u03a3 \u03a3 STRASSE", "I\u0301\u00a0")
+    ]
+    assert lower == ["\u03c3\u03bf\u03c2 \u03c3 strasse", "\u00ed"]
 
 
 def test_ends_are_those_that_a_source_loses_and_reading_twice_changes_nothing():

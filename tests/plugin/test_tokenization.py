@@ -13,7 +13,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.vocabulary_vanilla_transformer import BYTE_TOKENS, SPECIAL_TOKENS
-from vanilla_transformer_tools.text.token_ids import unknown_strings
+from vanilla_transformer_tools.text.units import unknown_strings
 
 from ..support.odd_text import odd_lines
 

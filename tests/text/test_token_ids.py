@@ -16,9 +16,11 @@ from vanilla_transformer_tools.text.token_ids import (
     tokenize_pairs,
 )
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
 
 from ..support.full_disk import small_files
 from ..support.odd_text import odd_lines
+from ..support.pretrained import fsmt_tokenizer
 
 PAIRS = [("abc", "aa"), ("", "bcab"), ("abca", "abcb"), ("bbbbbb", "a")]
 
@@ -246,3 +248,12 @@ def test_vocabulary_of_a_large_corpus_is_learned_from_the_same_pairs_each_time(m
     assert sources == {word[1:] for word in words[0] if word[0] == "t"}
     assert len(sources) == 30
     assert sources != {source[1:] for source, _ in rows[:30]}
+
+
+def test_slow_tokenizers_name_the_words_that_they_lack(tmp_path):
+    slow = fsmt_tokenizer(tmp_path, {"src": ["the</w>", "cat</w>"], "tgt": ["cat</w>"]})
+
+    unknown = unknown_strings(slow, ["the cat", "the dog dog", "a"])
+
+    assert not slow.is_fast
+    assert most_frequent(unknown) == "'dog' (2), 'a' (1)"

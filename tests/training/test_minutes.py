@@ -58,6 +58,11 @@ def decided(stats, given=(), settings=SETTINGS):
         (WORDS, {"words": 9, "characters": 40}, {"tokenizer_kind": "char"}),
         (WORDS, {"words": 9, "characters": 41}, {"tokenizer_kind": "bpe"}),
         (WORDS, {"long_characters": 200}, {"max_length": None}),
+        (WORDS, {}, {"lowercase_sources": None}),
+        (WORDS, {"source_case": "lower"}, {"lowercase_sources": True}),
+        (WORDS, {"source_case": "upper"}, {"lowercase_sources": True}),
+        (CAPTIONS, {"source_case": "lower", "copied_words": 0.3}, {"lowercase_sources": True}),
+        (CAPTIONS, {"source_case": "upper", "copied_words": 0.3}, {"lowercase_sources": None}),
         (CAPTIONS, {}, {"dropout": 0.2, "max_tokens_per_batch": 2048, "learning_rate": 0.008}),
         (CAPTIONS, {"minutes": 3}, {"dropout": 0.0}),
         (CAPTIONS, {"minutes": 29}, {"dropout": 0.1}),
@@ -137,6 +142,14 @@ def test_given_options_are_left_alone_and_later_rules_follow_them():
 
 def test_rate_is_that_of_adam_if_the_user_chose_the_optimizer():
     assert decided(CAPTIONS, {"optim"})["learning_rate"] == 0.003
+
+
+def test_sources_keep_their_case_with_symbols_which_may_have_capitals():
+    lower = dataclasses.replace(WORDS, source_case="lower")
+
+    settings = dataclasses.replace(SETTINGS, symbols="symbols.txt")
+
+    assert "lowercase_sources" not in decided(lower, (), settings)
 
 
 @pytest.mark.parametrize("option", [*decided(PATTERN), *decided(CAPTIONS)])
@@ -225,6 +238,19 @@ def test_stats_are_counted(stats_of):
     # Long words of the same pair.
     stats = stats_of(("int openFile ;", "int openFile ;"), ("none", "other openFile"))
     assert stats.copied_words == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("sources", "case"),
+    [
+        (["ein hund 1", "stra\u00dfe"], "lower"),
+        (["EIN HUND 1", "\u00c4"], "upper"),
+        (["ein hund"] * 900 + ["ein Hund"], "mixed"),
+        (["\u72d7 1", "\u05db\u05dc\u05d1"], "mixed"),
+    ],
+)
+def test_case_of_the_sources_is_that_of_all_of_them(stats_of, sources, case):
+    assert stats_of(*((source, "Ab") for source in sources)).source_case == case
 
 
 def test_order_of_a_corpus_changes_no_statistics(stats_of, monkeypatch):

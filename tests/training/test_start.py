@@ -48,6 +48,20 @@ def test_config_of_the_plan_stays_as_it_is():
     assert model.config.vocab_size < config.vocab_size == 99
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_sources_in_lower_case_are_learned_so_and_targets_as_they_are(separate):
+    pairs = Dataset.from_dict({"source": ["Ab AB ab"], "target": ["Xy XY"]})
+    switches = {"separate_vocabularies": separate, "lowercase_sources": True, "vocab_size": 99}
+
+    settings = replace(SETTINGS, target_vocab_size=99 if separate else None, **switches)
+    config = new_config(settings, None)
+    tokenizers, _ = module.build_model(settings, module.NEW, config, pairs)
+
+    assert {"ab"} == {word for word in tokenizers.source.get_vocab() if word.lower() == "ab"}
+    assert tokenizers.source("AB").input_ids == tokenizers.source("ab").input_ids
+    assert tokenizers.target.unk_token_id not in tokenizers.target(text_target="Xy XY").input_ids
+
+
 def test_text_that_is_tokenised_is_cut_in_another_way():
     sizes = {"tokenizer_kind": "bpe", "vocab_size": 300}
     plain, tokenised = (build(**sizes, pretokenized=switch)[0] for switch in (False, True))

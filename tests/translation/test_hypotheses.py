@@ -8,6 +8,8 @@ from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engine import Hypothesis
 from vanilla_transformer_tools.translation.engines import TorchEngine
 
+from ..support.engines import Echo
+
 LINES = [
     "ein hund rennt.",
     "ja",
@@ -38,18 +40,8 @@ def test_samples_count_in_the_batch(build, monkeypatch):
     assert rows == [8, 8, 4]
 
 
-class Foreign:
-    """An engine that only searches."""
-
-    max_positions = 50
-    last_position = 50
-
-    def translate_batch(self, sources, prefixes, limits, search):
-        return [[Hypothesis(source[:-1], -1.0, end=2)] for source in sources]
-
-
 def test_any_engine_will_do_but_for_details(tokenizer):
-    translator = Translator(Foreign(), tokenizer)
+    translator = Translator(Echo(), tokenizer)
 
     results = list(translator.translate(["ja", "", "nein"]))
 
@@ -57,8 +49,8 @@ def test_any_engine_will_do_but_for_details(tokenizer):
     assert translator.max_source_length == 50
     for setting in ({"details": True}, {"do_sample": True, "seed": 1}):
         *_, name = setting
-        with pytest.raises(ValueError, match=rf"`{name}` needs the engine 'torch'.* got Foreign"):
-            Translator(Foreign(), tokenizer, **setting)
+        with pytest.raises(ValueError, match=rf"`{name}` needs the engine 'torch'.* got Echo"):
+            Translator(Echo(), tokenizer, **setting)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +63,29 @@ def test_any_engine_will_do_but_for_details(tokenizer):
 def test_unknown_words_are_shown_and_counted(monkeypatch, kind, text, shown):
     tokenizer = VanillaTransformerTokenizer.train([text], kind=kind, vocab_size=300)
     ids = tokenizer("w1 Bach w2 Rhein", add_special_tokens=False).input_ids
-    engine = Foreign()
+    engine = Echo()
     engine.translate_batch = lambda *_: [[Hypothesis(ids, -1.0, tokenizer.eos_token_id)]]
 
     (found,) = Translator(engine, tokenizer).translate(["w1"])
 
     assert (found.text, found.unknown) == (shown, shown.count("<unk>"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("word", ("Ufer", "!", "Bach")), ("char", ("U", "f", "B"))]
+)
+def test_source_strings_that_the_vocabulary_lacks_are_named(kind, named):
+    text = "am Rhein achter!"
+    tokenizer = VanillaTransformerTokenizer.train([text], kind=kind, vocab_size=300)
+    translator = Translator(Echo(), tokenizer, split_sentences=True)
+
+    known, unknown, blank = translator.translate([text, "Ufer ! Bach", ""])
+
+    assert (known.unknown_source, blank.unknown_source) == ((), ())
+    assert unknown.unknown_source == named
+    # Pieces of words have bytes for what is not in the text that they are learned from.
+    pieces = VanillaTransformerTokenizer.train([text], vocab_size=300)
+    assert next(Translator(Echo(), pieces).translate(["B"])).unknown_source == ()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +105,7 @@ def test_dtype_is_as_saved_unless_told(tiny_model, tokenizer, tmp_path, settings
 
 def test_list_of_the_best_repeats_a_text_only_if_the_beam_has_no_other(tokenizer):
     ja, nein, jo = (tokenizer(text).input_ids[:-1] for text in ("ja", "nein", "jo"))
-    engine, searches = Foreign(), []
+    engine, searches = Echo(), []
 
     def translate_batch(sources, prefixes, limits, search):
         searches.append(search)
@@ -116,12 +125,12 @@ COPIED = ["-", "42", "12:30", "\U0001f600", "%", "\u2026", "3.5 \u2192 4", "\t7 
 
 
 def test_text_without_letters_is_copied_by_models_of_sentences(tokenizer):
-    class Echo(Foreign):
+    class LastToken(Echo):
         def translate_batch(self, sources, prefixes, limits, search):
             return [[Hypothesis(source[-2:-1], -1.0, end=2)] for source in sources]
 
     settings = {"copy_without_letters": True, "split_sentences": True, "scores": True}
-    copying = Translator(Echo(), tokenizer, **settings)
+    copying = Translator(LastToken(), tokenizer, **settings)
 
     assert [one.text for one in copying.translate(COPIED)] == [*COPIED[:-1], "1 2"]
     ((alone,), (mixed,), (begun,)) = (
@@ -131,4 +140,4 @@ def test_text_without_letters_is_copied_by_models_of_sentences(tokenizer):
     assert (alone.text, alone.score) == ("42.", 0.0)
     assert mixed.text == "? 420. ."
     assert begun.text == "<unk>"
-    assert [one.text for one in Translator(Echo(), tokenizer).translate(["42"])] == ["<unk>"]
+    assert [one.text for one in Translator(LastToken(), tokenizer).translate(["42"])] == ["<unk>"]

@@ -178,7 +178,7 @@ def test_prefix_with_unknown_words_is_refused_after_the_lines_before_it(letters)
     found = translator.translate(["ab", "ab"], ["ab", "ab éa ab"], first_line=11)
 
     assert next(found).text == "ab"
-    with pytest.raises(ValueError, match=r"prefix of line 12 .* got 'ab éa ab', .*unknown: éa\.$"):
+    with pytest.raises(ValueError, match=r"line 12 .* got 'ab éa ab', .*unknown: 'é' \(1\)\.$"):
         next(found)
 
 

@@ -12,8 +12,9 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -334,15 +335,18 @@ class Report:
     Attributes:
         limited: Translations that were cut off at the length limit.
         unknown: Unknown tokens of translations.
+        unknown_source: Strings of sources that the vocabulary lacks.
         separators: Line separators in translations that were replaced by blanks.
     """
 
     limited: int = 0
     unknown: int = 0
+    unknown_source: Counter[str] = field(default_factory=Counter)
     separators: int = 0
 
     def count(self, translation: "Translation") -> None:
         """Counts a translation and its alternatives."""
+        self.unknown_source.update(translation.unknown_source)
         for one in translation.ranked:
             self.limited += one.reached_limit
             self.unknown += one.unknown
@@ -354,7 +358,14 @@ class Report:
         Args:
             limit: The option that sets the length limit.
         """
+        from vanilla_transformer_tools.text.units import most_frequent
+
+        named = most_frequent(self.unknown_source)
         for count, words in (
+            (
+                self.unknown_source.total(),
+                f"tokens of the sources are not in the vocabulary: {named}",
+            ),
             (self.limited, f"translations were cut off at the length limit; see {limit}"),
             (self.unknown, "unknown tokens in the translations were written as <unk>"),
             (self.separators, "line separators in the translations were written as blanks"),

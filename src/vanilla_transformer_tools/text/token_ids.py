@@ -7,11 +7,10 @@ the name of all that they depend on. Everything in it may be deleted at any time
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,7 +23,6 @@ import pyarrow.compute as pc
 import xxhash
 from accelerate import PartialState
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.text_vanilla_transformer import as_source, without_blank_ends
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -73,6 +71,9 @@ def learn_tokenizer(
     Raises:
         ValueError: If the settings of the vocabulary exclude each other or the text.
     """
+    lowercase = settings.get("lowercase_sources", False)
+    readers: dict[str, Callable[[str], str]]
+    readers = {"source": partial(as_source, lowercase=lowercase), "target": without_blank_ends}
     drawn = np.ones(len(pairs), bool)
     if len(pairs) > MOST_LEARNED_PAIRS:
         rng = np.random.default_rng(0)
@@ -84,7 +85,7 @@ def learn_tokenizer(
             first = 0
             for table in _tables(pairs):
                 lines = table[name].filter(drawn[first : first + len(table)]).to_pylist()
-                yield from map(as_source if name == "source" else without_blank_ends, lines)
+                yield from map(readers[name], lines)
                 first += len(table)
 
     return VanillaTransformerTokenizer.train(texts(), **settings)
@@ -217,25 +218,6 @@ def encode_pairs(
         is_truncated,
     ]
     return pa.table(columns, schema=_SCHEMA)
-
-
-def unknown_strings(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[str]:
-    """Strings in `texts` that become `<unk>`, with the number of times each occurs."""
-    counts: Counter[str] = Counter()
-    remaining = iter(texts)
-    while chunk := list(islice(remaining, 1000)):
-        encoded = tokenizer(
-            chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        for text, ids, offsets in zip(
-            chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True
-        ):
-            counts.update(
-                text[start:end]
-                for token_id, (start, end) in zip(ids, offsets, strict=True)
-                if token_id == tokenizer.unk_token_id
-            )
-    return counts
 
 
 def source_prefixes(

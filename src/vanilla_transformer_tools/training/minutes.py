@@ -99,6 +99,10 @@ def _of_text(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choice]
             f"sources are single words of {stats.source_characters:.0f} characters",
         )
     yield "tokenizer_kind", kind, reason
+    # What is copied keeps its case, and so do symbols, of which some may be in capitals.
+    is_free = stats.source_case == "lower" or not stats.is_copied
+    if stats.source_case != "mixed" and is_free and not chosen["symbols"]:
+        yield "lowercase_sources", True, f"all sources are in {stats.source_case} case"
     kind = chosen["tokenizer_kind"]
     if kind in ("bpe", "unigram"):
         if stats.is_copied:
@@ -251,7 +255,7 @@ def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:
     """Options that the rules do not change: the user's, and the ones that these decide."""
     taken = set(given) | {field.partition("=")[0] for field in settings.config}
     if settings.tokenizer:
-        taken |= {"tokenizer_kind", "vocab_size"}
+        taken |= {"tokenizer_kind", "lowercase_sources", "vocab_size"}
     if taken & {"eval_strategy", "save_strategy", "save_steps"}:
         taken.add("eval_steps")
     if "optim" in taken:

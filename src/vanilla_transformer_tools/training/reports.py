@@ -22,13 +22,12 @@ from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.progress import bar_on_terminal, duration
 from vanilla_transformer_tools.settings import VALIDATION
-from vanilla_transformer_tools.text.token_ids import unknown_strings
 from vanilla_transformer_tools.text.training_data import TrainingData
+from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
 from vanilla_transformer_tools.training.options import dtype_of_products
 from vanilla_transformer_tools.training.ranking import metric_of
 from vanilla_transformer_tools.training.record import hardware
@@ -41,8 +40,8 @@ TRIED_BATCHES = 6
 SECONDS_OF_TRIAL = 3.0
 # Names of the types of products.
 _PRODUCTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "float32"}
-# Unknown tokens that are named.
-_NAMED = 5
+# Arguments of a tokenizer for the text of each side.
+_ARGUMENTS = {"source": "text", "target": "text_target"}
 
 
 def forecast(
@@ -100,13 +99,11 @@ def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
     """Validation tokens that the vocabularies lack: none, if they have pieces of words."""
     pairs, tokenizers = trainer.eval_dataset, trainer.tokenizers
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
-        if pairs is None or not isinstance(tokenizer, VanillaTransformerTokenizer):
-            continue
-        if unknown := unknown_strings(tokenizer, pairs[side]):
-            named = ", ".join(f"{string!r} ({n:,})" for string, n in unknown.most_common(_NAMED))
+        lines = [] if pairs is None else pairs[side]
+        if unknown := unknown_strings(tokenizer, lines, _ARGUMENTS[side]):
             yield (
-                f"unknown     {unknown.total():,} tokens of the validation {side}s: {named}"
-                f"{', ...' if len(unknown) > _NAMED else ''}"
+                f"unknown     {unknown.total():,} tokens of the validation {side}s: "
+                f"{most_frequent(unknown)}"
             )
 
 

@@ -300,15 +300,15 @@ def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
         kind=settings.tokenizer_kind,
         pretokenized=settings.pretokenized,
         symbols=symbols,
+        vocab_size=settings.vocab_size,
     )
-    size, target_size = settings.vocab_size, settings.target_vocab_size or settings.vocab_size
+    of_sources = {"target_languages": languages, "lowercase_sources": settings.lowercase_sources}
     if settings.separate_vocabularies:
+        target_size = settings.target_vocab_size or settings.vocab_size
         return TokenizerPair(
-            learn(["source"], vocab_size=size, target_languages=languages),
-            learn(["target"], vocab_size=target_size, target_languages=[]),
+            learn(["source"], **of_sources), learn(["target"], vocab_size=target_size)
         )
-    both = learn(["source", "target"], vocab_size=size, target_languages=languages)
-    return TokenizerPair.joint(both)
+    return TokenizerPair.joint(learn(["source", "target"], **of_sources))
 
 
 def choose_parameters(model: PreTrainedModel, settings: TrainSettings) -> None:

@@ -88,6 +88,7 @@ class CorpusStats:
         distinct_words: Number of different words of both sides.
         occurrences: Mean number of times that a word occurs.
         copied_words: Share of the words of four letters and more of a target that its source has.
+        source_case: Case of all letters of the sources, "lower" or "upper"; else "mixed".
         seconds_per_batch: Fixed time of a batch, see `Speed`.
         batches_per_update: Those whose gradients are accumulated.
     """
@@ -105,6 +106,7 @@ class CorpusStats:
     distinct_words: int
     occurrences: float
     copied_words: float
+    source_case: str = "mixed"
     seconds_per_batch: float = 0.0
     batches_per_update: int = 1
 
@@ -169,10 +171,13 @@ def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> Cor
     speed = training_speed(arguments)
     words: Counter[str] = Counter()
     lengths, copied, long_words = [], 0, 0
+    has_case = {"lower": False, "upper": False}
     for rows in pairs.select(sample(len(pairs), EXAMINED_PAIRS)).iter(_ROWS_AT_A_TIME):
         for source, target in zip(rows["source"], rows["target"], strict=True):
             source_words, target_words = source.split(), target.split()
             words.update(chain(source_words, target_words))
+            has_case["lower"] |= source != source.upper()
+            has_case["upper"] |= source != source.lower()
             lengths.append((len(source_words), len(target_words), len(source), len(target)))
             long = {word for word in target_words if len(word) >= 4}
             copied += len(long.intersection(source_words))
@@ -193,9 +198,16 @@ def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> Cor
         distinct_words=len(words),
         occurrences=words.total() / max(1, len(words)),
         copied_words=copied / max(1, long_words),
+        source_case=_only(has_case),
         seconds_per_batch=speed.seconds_per_batch,
         batches_per_update=arguments.gradient_accumulation_steps,
     )
+
+
+def _only(has_case: Mapping[str, bool]) -> str:
+    """The case that text has, if it is only one."""
+    cases = [case for case, is_there in has_case.items() if is_there]
+    return cases[0] if len(cases) == 1 else "mixed"
 
 
 def training_speed(arguments: TrainingArguments) -> Speed:

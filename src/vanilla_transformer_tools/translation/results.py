@@ -17,6 +17,7 @@ class Translation:
         reached_limit: Whether the search was cut off at the longest output allowed.
         replaced_separators: Line separators of the output that became blanks.
         unknown: Unknown tokens of the output, which are `<unk>` in `text`.
+        unknown_source: Strings of the source that its vocabulary lacks, one for each occurrence.
         score: Log-probability / length^length_penalty, `</s>` counted, a forced prefix not. Mean of
             the pieces of a long line. None if scores were not wanted.
         alternatives: The next best translations, if several were wanted.
@@ -30,6 +31,7 @@ class Translation:
     reached_limit: bool = False
     replaced_separators: int = 0
     unknown: int = 0
+    unknown_source: tuple[str, ...] = ()
     score: float | None = None
     alternatives: tuple["Translation", ...] = ()
     source_tokens: tuple[str, ...] = ()
@@ -51,12 +53,14 @@ class Piece:
         text: With the white space around it; the pieces of a line are the whole line.
         source: Ids with `</s>`, and with a tag if the model needs one.
         prefix: Ids with which its translation begins.
+        unknown: Strings that the vocabulary lacks, one for each occurrence.
         translation: With the white space of the text; None until it is found.
     """
 
     text: str
     source: list[int]
     prefix: list[int] = field(default_factory=list)
+    unknown: tuple[str, ...] = ()
     translation: Translation | None = None
 
 
@@ -87,6 +91,7 @@ def _joined(parts: Sequence[Translation]) -> Translation:
         reached_limit=any(part.reached_limit for part in parts),
         replaced_separators=sum(part.replaced_separators for part in parts),
         unknown=sum(part.unknown for part in parts),
+        unknown_source=tuple(chain.from_iterable(part.unknown_source for part in parts)),
         score=sum(scores) / len(scores) if scores else None,
         source_tokens=tuple(chain.from_iterable(part.source_tokens for part in parts)),
         tokens=tuple(chain.from_iterable(part.tokens for part in parts)),

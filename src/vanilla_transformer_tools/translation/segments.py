@@ -11,6 +11,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from vanilla_transformer_tools.text.blanks import AT_ENDS, blank_ends, without_blank_ends
 from vanilla_transformer_tools.text.sentences import sentence_ends, split_line
 from vanilla_transformer_tools.text.tokenizer_pair import end_length
+from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
 
 # Python's replacements for bytes that are not UTF-8; they never occur in text.
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -99,6 +100,13 @@ def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
 
 
+def unknown_in(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Strings of a text that its vocabulary lacks, one for each occurrence."""
+    if unknown_id(tokenizer) not in ids:
+        return ()
+    return tuple(unknown_strings(tokenizer, [without_blank_ends(text)]).elements())
+
+
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
     added = tokenizer.added_tokens_decoder.items()
@@ -124,18 +132,13 @@ def encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) 
     if not prefix:
         return []
 
-    # The prefix, and each of its words.
-    texts = [prefix, *prefix.split()]
-    encoded: list[list[int]]
-    encoded = tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
-    ids, *of_words = encoded
+    ids: list[int] = tokenizer(text_target=prefix, add_special_tokens=False)["input_ids"]
     # Decoding would leave it out.
     if tokenizer.unk_token_id in ids:
-        words = zip(texts[1:], of_words, strict=True)
-        unknown = (word for word, its_ids in words if tokenizer.unk_token_id in its_ids)
+        unknown = unknown_strings(tokenizer, [prefix], "text_target")
         raise ValueError(
             f"The prefix of line {number:,} must be text that the target vocabulary can write, got "
-            f"{prefix!r:.60}, in which these words are unknown: {' '.join(unknown):.60}."
+            f"{prefix!r:.60}, in which this is unknown: {most_frequent(unknown)}."
         )
     return ids
 

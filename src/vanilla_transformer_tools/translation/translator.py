@@ -37,6 +37,7 @@ from vanilla_transformer_tools.translation.segments import (
     encode_prefix,
     sentences_of,
     unknown_id,
+    unknown_in,
     with_prefixes,
     without_surrogates,
 )
@@ -326,7 +327,10 @@ class Translator:
     def _cut(self, line: _Line, parts: list[Part]) -> list[Piece]:
         """The pieces of a line; the first one begins with the prefix."""
         tag = self.tokenizers.source_prefix
-        pieces = [Piece(text, [*tag, *ids]) for text, ids in parts]
+        pieces = [
+            Piece(text, [*tag, *ids], unknown=unknown_in(text, ids, self.tokenizer))
+            for text, ids in parts
+        ]
         for piece in pieces[:1]:
             piece.prefix = line.prefix
         for piece in pieces:
@@ -409,7 +413,7 @@ class Translator:
         details = self._details(batch, found) if self.details else repeat({})
         return [
             with_alternatives(
-                _within(piece.text, self._translation(hypothesis, first, **one))
+                _within(piece, self._translation(hypothesis, first, **one))
                 for hypothesis, one in zip(hypotheses, details, strict=False)
             )
             for piece, hypotheses in zip(batch, found, strict=True)
@@ -483,7 +487,8 @@ def _windows(lines: Iterator[_Line], has_next: Callable[[], bool]) -> Iterator[l
         yield window
 
 
-def _within(source: str, translation: Translation) -> Translation:
+def _within(piece: Piece, translation: Translation) -> Translation:
     """A translation in the white space of its source; an argument may hold a line feed."""
-    before, after = blanks_around(source.replace("\n", " "))
-    return replace(translation, text=before + translation.text + after)
+    before, after = blanks_around(piece.text.replace("\n", " "))
+    text = before + translation.text + after
+    return replace(translation, text=text, unknown_source=piece.unknown)
