@@ -46,7 +46,7 @@ PUBLIC = {
         "compare",
         "Comparison",
     ],
-    "vanilla_transformer_tools/interop/importing.py": ["import_model", "convert", "load_converted"],
+    "vanilla_transformer_tools/interop/importing.py": ["import_model", "convert"],
     "vanilla_transformer_tools/interop/trimming.py": ["trim", "Trimmed"],
     "vanilla_transformer_tools/exports/onnx.py": ["OnnxModel"],
     "vanilla_transformer_tools/sharing/push.py": ["push"],

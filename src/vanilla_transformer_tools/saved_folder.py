@@ -29,6 +29,7 @@ from transformers.utils import (
     GENERATION_CONFIG_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
+    WEIGHTS_NAME,
     cached_file,
 )
 
@@ -317,8 +318,8 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     if folder := local_folder(model_name_or_path):
         check_objects(folder, _CONFIG_FILES)
     check_files(model_name_or_path, loading.get("revision"))
-    _check_weights(model_name_or_path, loading.get("revision"))
     loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
+    _check_weights(model_name_or_path, loading)
     name = model_name_or_path
     with _without_load_report(), _naming_folder(name):
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
@@ -420,9 +421,18 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
 _FLOATING_POINT = ("F64", "F32", "F16", "BF16")
 
 
-def _check_weights(model_name_or_path: str, revision: str | None) -> None:
+def _check_weights(model_name_or_path: str, loading: dict[str, Any]) -> None:
     """Rejects quantised weights, whose integers would be loaded as if they were the weights."""
-    for file in _safetensors(model_name_or_path, revision):
+    files = _safetensors(model_name_or_path, loading.get("revision"))
+    if not files and loading["use_safetensors"]:
+        pickled = Path(model_name_or_path) / WEIGHTS_NAME
+        if pickled.is_file():
+            raise OSError(
+                f"{model_name_or_path!r} must hold {SAFE_WEIGHTS_NAME}, got {WEIGHTS_NAME}, which "
+                "only `import` reads. Bring it in: vanilla-transformer import "
+                f"{model_name_or_path} FOLDER"
+            )
+    for file in files:
         with _naming_folder(model_name_or_path), safe_open(file, "pt") as weights:
             types = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
         others = sorted(

@@ -1,4 +1,4 @@
-"""`docs/import_export.md`: commands and code run as they are written, on small models."""
+"""Pages on models of other classes: commands and code run as they are written, on small models."""
 
 import shlex
 
@@ -13,6 +13,7 @@ from vanilla_transformer_tools.commands import main
 from ..interop.test_declarations import MAPPING, Translator
 from ..interop.test_importing import SIZES
 from ..support.documents import code_blocks
+from ..support.pretrained import save_pretrained_model
 
 PAGE = "docs/import_export.md"
 
@@ -51,3 +52,18 @@ def test_commands_import_what_they_name(place):
     assert made == ["opus-de-en", "ours"]
     for name in made:
         AutoModelForSeq2SeqLM.from_pretrained(place / "runs" / name)
+
+
+def test_page_for_users_of_the_former_pipeline_translates(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = "docs/translation_pipeline.md"
+    for kind, name in (
+        ("marian", "Helsinki-NLP/opus-mt-de-en"),
+        ("nllb", "facebook/nllb-200-distilled-600M"),
+    ):
+        save_pretrained_model(kind, tmp_path / name)
+
+    for block in code_blocks(page, "python"):
+        exec(compile(block, page, "exec"), {})
+
+    assert len(capsys.readouterr().out.splitlines()) == 3

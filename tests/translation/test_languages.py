@@ -4,20 +4,25 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.exports.export import export_model
 from vanilla_transformer_tools.inspection.alignments import align_words
+from vanilla_transformer_tools.interop import declarations
 from vanilla_transformer_tools.sharing.push import _shared_files
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_codes
 from vanilla_transformer_tools.translation import Search, Translator
 from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.loading import faster_export
 from vanilla_transformer_tools.translation.segments import cut_line
 
 from ..support.pretrained import BUILD, GERMAN
 
 LINES = GERMAN[5:400:140]
 EXTRA = 6
+SEARCH = {"num_beams": 3, "length_penalty": 0.6}
 # Source and target language, and how the class itself is told the target.
 CODES = {
     "nllb": ("deu_Latn", "zho_Hans"),
@@ -68,11 +73,43 @@ def texts_of_its_own_class(folder, name, search):
 @pytest.mark.parametrize("name", BUILD)
 def test_translations_are_those_of_its_own_class(folders, name):
     source, imported = folders(name)
-    search = {"num_beams": 3, "length_penalty": 0.6}
-    expected = texts_of_its_own_class(source, name, search)
+    expected = texts_of_its_own_class(source, name, SEARCH)
 
-    assert translate(imported, name, **search) == expected
+    assert translate(imported, name, **SEARCH) == expected
     assert len(set(expected)) > 1
+    # Without an import, too.
+    assert translate(source, name, **SEARCH) == expected
+    engine = Translator.from_pretrained(source, **languages_of(name)).engine
+    assert isinstance(engine.model, VanillaTransformerForConditionalGeneration)
+    # It advises no export, which needs a folder of ours.
+    assert faster_export(engine) == ""
+
+
+def test_command_and_pipeline_translate_a_model_of_another_class_in_our_layers(folders, capsys):
+    source, _ = folders("marian")
+    expected = texts_of_its_own_class(source, "marian", SEARCH)
+    settings = {**SEARCH, "max_extra_tokens": EXTRA}
+
+    translated = pipeline("vanilla-translation", model=source, **settings)
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    main(["translate", "--model", source, *options, *LINES])
+
+    assert capsys.readouterr().out.splitlines() == expected
+    assert [one["translation_text"] for one in translated(LINES)] == expected
+    assert isinstance(translated.model, VanillaTransformerForConditionalGeneration)
+
+
+def test_model_that_computes_something_else_here_translates_by_its_own_generate(
+    folders, monkeypatch, caplog
+):
+    source, _ = folders("nllb")
+    expected = texts_of_its_own_class(source, "nllb", SEARCH)
+    monkeypatch.setitem(declarations._COMPUTED, "first_position_after_padding", lambda _: 9)
+
+    assert translate(source, "nllb", **SEARCH) == expected
+    (message,) = caplog.messages
+    assert message.startswith("M2M100ForConditionalGeneration translates with its own `generate`")
+    assert "must compute what its source does, but logits of up to" in message
 
 
 def translate(folder, name, lines=LINES, **settings):
@@ -99,9 +136,8 @@ def test_ctranslate2_translates_like_torch(folders, tmp_path):
     _, imported = folders("nllb")
     export_model(imported, tmp_path / "exported")
 
-    search = {"num_beams": 3, "length_penalty": 0.6}
-    exported = translate(str(tmp_path / "exported"), "nllb", engine="ctranslate2", **search)
-    assert exported == translate(imported, "nllb", **search)
+    exported = translate(str(tmp_path / "exported"), "nllb", engine="ctranslate2", **SEARCH)
+    assert exported == translate(imported, "nllb", **SEARCH)
 
 
 def test_pieces_of_a_long_line_are_as_long_as_they_may_be(folders):

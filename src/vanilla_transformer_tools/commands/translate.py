@@ -56,7 +56,7 @@ def translate(argv: list[str]) -> None:
     job.run(translator, report.count)
     report.show()
     if time.monotonic() - began > _LONG:
-        print(faster_export(translator.engine, settings.model or []), end="", file=sys.stderr)
+        print(faster_export(translator.engine), end="", file=sys.stderr)
 
 
 def _check(settings: TranslateSettings, texts: list[str]) -> None:

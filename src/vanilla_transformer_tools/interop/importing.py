@@ -48,36 +48,21 @@ _TOLERANCE = 1e-4
 def convert(source: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
     """One of our models with the weights and generation settings of another class's model.
 
-    The weights are copied; the dtype stays.
+    The weights are copied, the dtype stays, and both models have run on the same random tokens.
 
     Args:
         source: A model of a class in `known_sources`.
 
     Raises:
-        ValueError: If the class, its settings or its tensors cannot be expressed; names all faults.
-    """
-    return Source.of(source).convert().train(source.training)
-
-
-def load_converted(
-    name_or_path: str,
-) -> tuple[VanillaTransformerForConditionalGeneration, TokenizerPair | None]:
-    """A saved model of another class as one of ours, in memory, with its tokenizers.
-
-    Both models have run on the same random tokens; the dtype is the saved one.
-
-    Args:
-        name_or_path: Folder or Hub name of a model of a class in `known_sources`.
-
-    Raises:
-        ImportError: If the tokenizer needs a package that is not installed.
         ValueError: If the class, a setting or a tensor has no counterpart, or the logits differ;
             names all reasons.
-        OSError: If there is no such model.
     """
-    source = _of_transformers(name_or_path)
-    model, _ = _converted(source)
-    return model, source.tokenizers
+    was_training = source.training
+    try:
+        model, _ = _converted(Source.of(source.eval()))
+    finally:
+        source.train(was_training)
+    return model.train(was_training)
 
 
 @dataclass(frozen=True)
@@ -108,8 +93,8 @@ class LogitGap:
         tolerance = max(_TOLERANCE, torch.finfo(dtype).eps)
         if not self.gap <= tolerance * max(1.0, self.scale):
             raise ValueError(
-                f"The converted model must compute what its source does, but {self}. Nothing was "
-                "written; please report this with the source and the versions of your packages."
+                f"The converted model must compute what its source does, but {self}. It was not "
+                "kept; please report this with the source and the versions of your packages."
             )
 
 
@@ -124,6 +109,7 @@ def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> LogitGa
         comparison.check(dtype)
     except ValueError:
         comparison = compare_logits(source.float(), model.float())
+        source.to(dtype)
         model.to(dtype)
         comparison.check(dtype)
     return comparison
@@ -155,10 +141,10 @@ def compare_logits(source: Callable[..., Any], model: PreTrainedModel) -> LogitG
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "decoder_input_ids": draw(config.target_vocab_size, target_length),
-        # With a cache, some classes let a target position attend to later ones.
-        "use_cache": False,
     }
-    expected, actual = (one(**inputs).logits.double() for one in (source, model))
+    inputs = {name: one.to(model.device) for name, one in inputs.items()}
+    # With a cache, some classes let a target position attend to later ones.
+    expected, actual = (one(**inputs, use_cache=False).logits.double() for one in (source, model))
     return LogitGap((expected - actual).abs().max().item(), expected.abs().max().item())
 
 

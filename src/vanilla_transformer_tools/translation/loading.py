@@ -1,9 +1,10 @@
 """Loading what a translator needs: engines, and defaults from the record of a training."""
 
+import logging
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.saved_folder import RUN_FILE, check_files, load_model, read_run
@@ -18,6 +19,8 @@ from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2
 from vanilla_transformer_tools.translation.engine import Engine
 from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.generation_settings import refuse_torch_only, torch_only
+
+logger = logging.getLogger(__name__)
 
 # Width D up to which CTranslate2 is several times as fast as torch on a CPU (docs/speed.md).
 _NARROW = 256
@@ -63,6 +66,8 @@ def load_engine(
 ) -> tuple[Engine, GenerationConfig]:
     """Loads what searches, onto a GPU if there is one, and the defaults of its searches.
 
+    Models of other classes search in our layers where these compute the same.
+
     Args:
         kind: Library that searches.
         names: Folders or Hub names of the models; several are an ensemble.
@@ -77,17 +82,39 @@ def load_engine(
         return _load_export(names, dtype)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     loading = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    engine = TorchEngine(*(load_model(name, **loading).to(device) for name in names))
+    models = (in_our_layers(load_model(name, **loading)).to(device) for name in names)
+    engine = TorchEngine(*models)
     return engine, engine.model.generation_config
 
 
-def faster_export(engine: Engine, names: list[str]) -> str:
+def in_our_layers(model: PreTrainedModel) -> PreTrainedModel:
+    """One of our models with the weights of another class, where it computes the same.
+
+    Elsewhere the model itself, which searches with its own `generate`; a warning says why.
+    """
+    if model.config.model_type == VanillaTransformerConfig.model_type:
+        return model
+    # Our own models need no tokenizers of other classes, which take long to import.
+    from vanilla_transformer_tools.interop.importing import convert
+
+    try:
+        return convert(model)
+    except ValueError as error:
+        name = type(model).__name__
+        logger.warning("%s translates with its own `generate`, more slowly: %s", name, error)
+        return model
+
+
+def faster_export(engine: Engine) -> str:
     """A line with the commands that make a small model several times faster; else nothing."""
-    if not isinstance(engine, TorchEngine) or len(names) > 1 or engine.model.device.type != "cpu":
+    if not isinstance(engine, TorchEngine) or len(engine.models) > 1:
         return ""
-    config = engine.model.config
+    name, config = engine.model.name_or_path, engine.model.config
     if (
-        config.model_type != VanillaTransformerConfig.model_type
+        # One that has just been converted from another class has no folder.
+        not name
+        or engine.model.device.type != "cpu"
+        or config.model_type != VanillaTransformerConfig.model_type
         or config.d_model > _NARROW
         or config.d_k
         or config.d_v
@@ -97,7 +124,7 @@ def faster_export(engine: Engine, names: list[str]) -> str:
         return ""
     return (
         "CTranslate2 translates this model several times faster: vanilla-transformer export "
-        f"--format ctranslate2 {names[0]} FOLDER, then --engine ctranslate2 --model FOLDER\n"
+        f"--format ctranslate2 {name} FOLDER, then --engine ctranslate2 --model FOLDER\n"
     )
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from transformers import AutoModelForSeq2SeqLM, Pipeline
+from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedModel
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.loading import training_defaults
+from vanilla_transformer_tools.translation.loading import in_our_layers, training_defaults
 from vanilla_transformer_tools.translation.results import Translation
 from vanilla_transformer_tools.translation.translator import Translator
 
@@ -18,12 +18,15 @@ class TranslationPipeline(Pipeline):
     Settings of `Translator` may be given when it is made or when it is called.
     """
 
+    model: PreTrainedModel
+
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         name = self.model.name_or_path
         self.defaults = training_defaults(name) if name else {}
         tokenizers = TokenizerPair.of_model(self.model, self.tokenizer)
         self.defaults["target_tokenizer"] = tokenizers.target
+        self.model = in_our_layers(self.model)
 
     def __call__(
         self,

@@ -221,7 +221,8 @@ class Translator:
         """Loads model and tokenizer from a folder or the Hub, onto a GPU if there is one.
 
         Args:
-            model_name_or_path: Several names: an ensemble.
+            model_name_or_path: Several names: an ensemble. Models of other classes become ours in
+                memory where the logits agree, and otherwise search with their own `generate`.
             engine: Library; `ctranslate2` takes a folder that `vanilla-transformer export` made.
             dtype: Dtype of the weights while they are used, such as `bfloat16`; `auto`: as saved,
                 or bfloat16 on a GPU that computes in it.
