@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (22_030, 18_000),
+    "src": (22_060, 18_000),
     "src/vanilla_transformer": (4_100, 3_500),
     "tests": (26_800, 23_000),
 }

@@ -10,7 +10,12 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text import filters
-from vanilla_transformer_tools.text.filters import DROPPED_FILE, drop_rules, filter_pairs
+from vanilla_transformer_tools.text.filters import (
+    DROPPED_FILE,
+    drop_rules,
+    filter_pairs,
+    read_corpus,
+)
 from vanilla_transformer_tools.text.parallel_text import COLUMNS, ParallelText, load_pairs
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.run import train
@@ -288,3 +293,34 @@ def test_reader_of_pairs_keeps_tags_and_can_be_sent_to_workers(write):
 def test_missing_file_of_overlap_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"missing\.en"):
         drop_rules(TrainSettings(filter_overlap=[str(tmp_path / "missing.en")]), None)
+
+
+# Languages of the pairs
+
+
+@pytest.mark.parametrize(
+    ("tags", "said"),
+    [
+        (["de"] * 99 + ["Hund"], "of 100 pairs, got 1 tags of one pair only: 'Hund' (line 101)."),
+        ([f"w{number}" for number in range(100)], "'w0' (line 2), 'w1' (line 3), 'w2' (line 4), "),
+        (["de"] * 98 + ["Hund"], ""),
+        (["de"] * 98 + ["fr"] * 2, ""),
+        (None, ""),
+    ],
+)
+def test_tag_of_one_pair_among_many_is_doubted(write, caplog, tags, said):
+    tags = ["", *tags] if tags else None
+    records = [
+        json.dumps({"source": "a b", "target": "" if row == 0 else "c", "tag": tag})
+        for row, tag in enumerate(tags or [""] * 101)
+    ]
+    settings = TrainSettings(
+        train=[write("tagged.jsonl", *records)],
+        tag_column="tag" if tags else None,
+        filter_empty=True,
+    )
+
+    read_corpus(settings)
+
+    assert said in caplog.text
+    assert ("--tag_column must hold" in caplog.text) == bool(said)

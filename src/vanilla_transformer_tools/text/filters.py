@@ -7,7 +7,9 @@ scripts do not separate words by blanks.
 from __future__ import annotations
 
 import json
+import logging
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +32,14 @@ from vanilla_transformer_tools.text.parallel_text import (
     read_texts,
 )
 
+logger = logging.getLogger(__name__)
+
 DROPPED_FILE = "dropped.jsonl"
+
+# A language of one pair among as many as these is doubted.
+_MANY_PAIRS = 100
+# Doubted tags that a warning names.
+_NAMED = 3
 
 # Takes source, target, and the tag if there is one, and says whether the pair is dropped. It is
 # called once for each pair, in order.
@@ -117,7 +126,9 @@ def read_corpus(settings: TrainSettings) -> Corpus:
     text = parallel_text(settings, settings.train, settings.train_split)
     # Of a stream only what the tokenizer learns from is stored.
     pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
-    return Corpus(filter_pairs(pairs, rules), validation, partial(_read_kept, text, rules))
+    filtered = filter_pairs(pairs, rules)
+    warn_of_single_tags(filtered)
+    return Corpus(filtered, validation, partial(_read_kept, text, rules))
 
 
 def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[str, ...]]:
@@ -188,6 +199,25 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
     if settings.filter_duplicates:
         rules["duplicates"] = _seen_before()
     return rules
+
+
+def warn_of_single_tags(filtered: FilteredPairs) -> None:
+    """Doubts tags of one pair among many: with a tab too many, a word stands where a tag should."""
+    if "tag" not in filtered.read.column_names:
+        return
+    rows = np.flatnonzero(filtered.verdicts == 0)
+    tags = filtered.read["tag"][:]
+    counts = Counter(tags[row] for row in rows)
+    places = [f"{tags[row]!r} (line {row + 1:,})" for row in rows if counts[tags[row]] == 1]
+    if places and len(rows) >= _MANY_PAIRS:
+        logger.warning(
+            "--tag_column must hold languages, each of many pairs; of %s pairs, got %d tags of one "
+            "pair only: %s. If that is no language, correct the line, which may have a tab too "
+            "many, or take it out.",
+            f"{len(rows):,}",
+            len(places),
+            ", ".join(places[:_NAMED]) + ", ..." * (len(places) > _NAMED),
+        )
 
 
 def _has_empty_side(source: str, target: str, *tag: str) -> bool:
