@@ -3,12 +3,17 @@
 import copy
 import difflib
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils import logging
+
+if TYPE_CHECKING:
+    # Never executed. Transformers looks for such lines, and saves and tells apart the code of two
+    # folders by the config's file with all that it names: so by all the code of the model.
+    from .modeling_vanilla_transformer import VanillaTransformerModel  # noqa: F401
 
 logger = logging.get_logger(__name__)
 

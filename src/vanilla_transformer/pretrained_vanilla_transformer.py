@@ -1,13 +1,11 @@
 """Initialisation, tying, saving and resizing of the model's weights."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -188,13 +186,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             "AutoModel": f"{modeling}Model",
             "AutoModelForSeq2SeqLM": f"{modeling}ForConditionalGeneration",
         }
-        if is_main_process and not Path(save_directory).is_file():
-            # For a subclass, Transformers copies no file, or only the file of the subclass. Before
-            # the rest, which may be uploaded at once.
-            Path(save_directory).mkdir(parents=True, exist_ok=True)
-            file = "modeling_vanilla_transformer"
-            own = next(kind for kind in type(self).__mro__ if kind.__module__.endswith(file))
-            custom_object_save(own, save_directory)
         # Weights may have been replaced since they were tied.
         self._keys_to_ignore_on_save = self._tied_names()
         if self.get_output_embeddings() is not None:

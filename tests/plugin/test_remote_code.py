@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -17,7 +18,6 @@ from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    PreTrainedModel,
 )
 from transformers.dynamic_module_utils import get_relative_imports
 
@@ -97,6 +97,19 @@ for folder in folders:
     decoded = tokenizer.batch_decode(encoded["input_ids"], skip_special_tokens=True)
     report["tokenizers"].append([encoded, decoded])
 Path(report_path).write_text(json.dumps(report))
+"""
+
+
+# Loads folders, and says what `MADE_FOR` is in the code that each model runs.
+LOAD_BOTH = """
+import sys
+
+sys.modules["vanilla_transformer"] = None
+from transformers import AutoModelForSeq2SeqLM
+
+for folder in sys.argv[1:]:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    print(sys.modules[type(model.get_encoder().layers[0]).__module__].MADE_FOR)
 """
 
 
@@ -237,33 +250,13 @@ def test_bare_folder_has_code_and_auto_map(client, folder, tmp_path):
         assert code_and_auto_map(bare) == code_and_auto_map(folder)
 
 
-def test_config_saved_alone_brings_its_code_and_names_no_other(tmp_path):
+def test_config_saved_alone_brings_the_code_of_its_model(tmp_path):
     VanillaTransformerConfig().save_pretrained(tmp_path)
 
     code, auto_map = code_and_auto_map(tmp_path)
-    module = "configuration_vanilla_transformer"
-    assert code.keys() == {f"{module}.py"}
-    assert auto_map == {"AutoConfig": f"{module}.VanillaTransformerConfig"}
-
-
-def test_code_of_a_subclass_is_there_before_its_upload(tiny_config, tmp_path, monkeypatch):
-    class Derived(VanillaTransformerForConditionalGeneration):
-        pass
-
-    seen = []
-    save = PreTrainedModel.save_pretrained
-
-    def saved(self, folder, *args, **kwargs):
-        seen.append({path.name for path in Path(folder).glob("*.py")})
-        save(self, folder, *args, **kwargs)
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", saved)
-
-    Derived(tiny_config).save_pretrained(tmp_path)
-    Derived(tiny_config).save_pretrained(tmp_path / "other", is_main_process=False)
-
-    assert "modeling_vanilla_transformer.py" in seen[0]
-    assert not seen[1]
+    config = "configuration_vanilla_transformer.VanillaTransformerConfig"
+    assert code.keys() == HUB_FILES.keys()
+    assert auto_map == {"AutoConfig": config}
 
 
 def test_auto_map_names_its_own_folder_when_the_model_came_from_the_hub(folder, tmp_path):
@@ -316,13 +309,20 @@ def test_code_that_travels_is_read_in_half_an_hour():
     assert sum(len(file.read_text().splitlines()) for file in HUB_FILES.values()) <= 2000
 
 
-def test_modeling_file_imports_each_file_that_travels():
-    # Transformers tells the code of two folders of one name apart by these files alone.
-    file = HUB_FILES["modeling_vanilla_transformer.py"]
+def test_each_of_two_folders_of_one_name_runs_its_own_code(folder, tmp_path):
+    folders = [tmp_path / name / "best" for name in ("de-en", "fr-en")]
+    for path in folders:
+        shutil.copytree(folder, path)
+        with (path / "layers_vanilla_transformer.py").open("a", encoding="utf-8") as code:
+            code.write(f"\nMADE_FOR = {path.parent.name!r}\n")
 
-    imported = {f"{name}.py" for name in get_relative_imports(file)}
+    printed = subprocess.check_output(
+        [sys.executable, "-c", LOAD_BOTH, *folders],
+        env={**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+        text=True,
+    )
 
-    assert imported == HUB_FILES.keys() - {file.name}
+    assert printed.split() == ["de-en", "fr-en"]
 
 
 @pytest.mark.parametrize(("version", "count"), [("5.25.0", 1), ("5.24.7", 0), ("5.17.0", 0)])
