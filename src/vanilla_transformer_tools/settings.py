@@ -133,6 +133,10 @@ _TRUST_REMOTE_CODE = (
 )
 
 
+# Options that train on text in other letters than it has.
+CASINGS = ("all_caps_every", "title_case_every")
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """Settings of a training run that Transformers' `Seq2SeqTrainingArguments` do not have."""
@@ -266,6 +270,14 @@ class TrainSettings:
         "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Helps on small corpora; needs "
         "--tokenizer_kind bpe.",
         0.0,
+    )
+    all_caps_every: int | None = _updates(
+        "In each epoch, trains on another one of N pairs in capitals, for sources in capitals. "
+        "Default: none."
+    )
+    title_case_every: int | None = _updates(
+        "In each epoch, trains on another one of N pairs with a source In Title Case. Default: "
+        "none."
     )
     r_drop: float = _updates(
         "Weight of R-Drop (Wu et al. 2021, who use 5): each pair passes twice, and the two outputs "

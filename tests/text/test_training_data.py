@@ -21,7 +21,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.text import training_data
+from vanilla_transformer_tools.text import token_ids, training_data
 from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TokenBatchStream, build_data
@@ -256,13 +256,13 @@ def test_processes_share_pairs_budget_and_buffer(stream_of, numbers_in, num_proc
 
 def test_process_tokenises_its_share_alone(stream_of, monkeypatch):
     tokenised = []
-    encode = training_data.encode_pairs
+    encode = token_ids.encode_pairs
 
     def record(texts, *arguments):
         tokenised.extend(texts["source"])
         return encode(texts, *arguments)
 
-    monkeypatch.setattr(training_data, "encode_pairs", record)
+    monkeypatch.setattr(token_ids, "encode_pairs", record)
 
     stream = stream_of(num_processes=2, process_index=1)
     list(islice(stream, stream.batches_per_buffer))

@@ -58,6 +58,10 @@ def decided(stats, given=(), settings=SETTINGS):
         (WORDS, {"words": 9, "characters": 40}, {"tokenizer_kind": "char"}),
         (WORDS, {"words": 9, "characters": 41}, {"tokenizer_kind": "bpe"}),
         (WORDS, {"long_characters": 200}, {"max_length": None}),
+        (CAPTIONS, {"both_cases": 0.5}, {"all_caps_every": 20, "title_case_every": 20}),
+        (CAPTIONS, {"both_cases": 0.4}, {"all_caps_every": None, "title_case_every": None}),
+        (CAPTIONS, {"both_cases": 1.0, "copied_words": 0.3}, {"all_caps_every": None}),
+        (SYMBOLS, {"both_cases": 1.0}, {"all_caps_every": None}),
         (WORDS, {}, {"lowercase_sources": None}),
         (WORDS, {"source_case": "lower"}, {"lowercase_sources": True}),
         (WORDS, {"source_case": "upper"}, {"lowercase_sources": True}),
@@ -168,11 +172,15 @@ def test_every_rule_yields(option):
         ("eval_strategy", {}, "eval_steps"),
         ("metric_for_best_model", {}, "metrics"),
         ("optim", {}, "optimizer"),
+        ("bpe_dropout", {}, "all_caps_every"),
+        ("dataloader_persistent_workers", {}, "title_case_every"),
+        ("lowercase_sources", {"lowercase_sources": True}, "title_case_every"),
     ],
 )
 def test_option_that_another_one_decides_is_left_alone(given, changes, left):
-    assert left in decided(SYMBOLS)
-    assert left not in decided(SYMBOLS, {given}, dataclasses.replace(SETTINGS, **changes))
+    stats = dataclasses.replace(CAPTIONS if "every" in left else SYMBOLS, both_cases=1.0)
+    assert left in decided(stats)
+    assert left not in decided(stats, {given}, dataclasses.replace(SETTINGS, **changes))
 
 
 def with_saved_tokenizer(folder, **options):
@@ -235,6 +243,7 @@ def test_stats_are_counted(stats_of):
     assert (stats.source_characters, stats.characters) == (3.5, 11.0)
     assert stats.occurrences == 8 / 5
     assert stats.long_characters == 12
+    assert stats_of(("Ab", "aB"), ("ab", "Ab"), ("Ab", "AB"), ("A", "Ab")).both_cases == 0.25
     # Long words of the same pair.
     stats = stats_of(("int openFile ;", "int openFile ;"), ("none", "other openFile"))
     assert stats.copied_words == pytest.approx(1 / 3)

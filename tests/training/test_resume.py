@@ -249,9 +249,12 @@ def test_finished_run_trains_no_further_when_it_is_resumed(corpus, folder, first
     ]
 
 
-def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path):
+@pytest.mark.parametrize(
+    "drawn", [{"bpe_dropout": 0.2}, {"all_caps_every": 3, "title_case_every": 4}]
+)
+def test_resumed_run_is_the_same_when_it_stopped_amid_an_epoch(corpus, tmp_path, drawn):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    settings = {"bpe_dropout": 0.2, "average_last": 2, "max_tokens_per_batch": 2000}
+    settings = {**drawn, "average_last": 2, "max_tokens_per_batch": 2000}
     settings |= {"separate_vocabularies": True, "target_vocab_size": 300, "validated": False}
     saving = {"save_strategy": "steps", "save_steps": 6}
     run_training(corpus, whole, settings, num_train_epochs=2, **saving)

@@ -173,6 +173,15 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({}, {"num_train_epochs": 0}, "--max_steps must be above 0, got 0 and -1"),
         ({"config": ["d_modle=3"]}, {}, "no field 'd_modle'"),
         ({"streaming": True, "bpe_dropout": 0.1}, {}, "BPE-dropout needs all words"),
+        ({"all_caps_every": 9, "bpe_dropout": 0.1}, {}, "both draw each epoch again"),
+        ({"all_caps_every": 9, "lowercase_sources": True}, {}, "in lower case do not show it"),
+        ({"title_case_every": 0}, {}, "--title_case_every must be at least 1"),
+        ({"title_case_every": 9, "tokenizer_kind": "word"}, {}, "got --tokenizer_kind word"),
+        (
+            {"title_case_every": 9},
+            {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
+            "persistent workers would keep the first one",
+        ),
         ({"filter_overlap": [], "validation": []}, {}, "--filter_overlap needs evaluation pairs"),
         (
             {"metrics": ["chrf"]},

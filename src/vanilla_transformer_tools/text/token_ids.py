@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,6 +34,7 @@ from vanilla_transformer_tools.files import (
     naming_full_disk,
     scratch_folder,
 )
+from vanilla_transformer_tools.text.casing import Casing
 from vanilla_transformer_tools.text.parallel_text import (
     COLUMNS,
     ROWS_AT_A_TIME,
@@ -43,6 +45,9 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_len
 
 _TOKENS = pa.list_(pa.int32())
 _SCHEMA = pa.schema([("input_ids", _TOKENS), ("labels", _TOKENS), ("is_truncated", pa.bool_())])
+
+# Token ids of source and target.
+EncodedPair = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 # Corpora whose ids are kept; those that were not used for longest are deleted.
 MOST_ENTRIES = 8
@@ -57,7 +62,7 @@ _LIBRARIES = ("vanilla-transformer", "transformers", "tokenizers")
 
 
 def learn_tokenizer(
-    pairs: Dataset, columns: Sequence[str], **settings: Any
+    pairs: Dataset, columns: Sequence[str], casing: Casing | None = None, **settings: Any
 ) -> VanillaTransformerTokenizer:
     """A tokenizer that is learned from columns of pairs.
 
@@ -66,6 +71,7 @@ def learn_tokenizer(
     Args:
         pairs: Pairs from `load_pairs`.
         columns: `source`, `target` or both, whose text is read in this order.
+        casing: Text that is changed, as in the first epoch; None: none is.
         settings: Arguments of `VanillaTransformerTokenizer.train`.
 
     Raises:
@@ -84,7 +90,11 @@ def learn_tokenizer(
         for name in columns:
             first = 0
             for table in _tables(pairs):
-                lines = table[name].filter(drawn[first : first + len(table)]).to_pylist()
+                rows = first + np.flatnonzero(drawn[first : first + len(table)])
+                lines = table[name].take(rows - first).to_pylist()
+                if casing:
+                    places = rows.tolist()
+                    lines = list(map(casing.changed, lines, repeat(name), places))
                 yield from map(readers[name], lines)
                 first += len(table)
 
@@ -218,6 +228,25 @@ def encode_pairs(
         is_truncated,
     ]
     return pa.table(columns, schema=_SCHEMA)
+
+
+def encoded_rows(
+    pairs: Sequence[Sequence[str]], tokenizers: TokenizerPair, max_length: int
+) -> tuple[list[EncodedPair], int]:
+    """Token ids of each pair, and the number of truncated ones, see `encode_pairs`.
+
+    Args:
+        pairs: Source, target, and the tag of each if there are tags.
+        tokenizers: Tokenizers of source and target.
+        max_length: Most tokens that a side keeps, `</s>` counted.
+    """
+    # Without tags, the last name remains unused.
+    texts = dict(zip(COLUMNS, map(list, zip(*pairs, strict=True)), strict=False))
+    ids = encode_pairs(texts, tokenizers, max_length)
+    sides = (ids[name].chunk(0) for name in ("input_ids", "labels"))
+    # The ids of each line, in the memory of the column.
+    lines = (np.split(one.values.to_numpy(), one.offsets.to_numpy()[1:-1]) for one in sides)
+    return list(zip(*lines, strict=True)), ids["is_truncated"].chunk(0).true_count
 
 
 def source_prefixes(

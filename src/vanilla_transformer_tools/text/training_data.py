@@ -10,22 +10,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from datasets import Dataset
+from torch.utils import data as torch_data
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers import TrainingArguments
 
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
+from vanilla_transformer_tools.text.casing import Casing
 from vanilla_transformer_tools.text.filters import Corpus
-from vanilla_transformer_tools.text.parallel_text import COLUMNS
-from vanilla_transformer_tools.text.token_ids import cached_ids, encode_pairs, pair_lengths
+from vanilla_transformer_tools.text.parallel_text import COLUMNS, ROWS_AT_A_TIME
+from vanilla_transformer_tools.text.token_ids import (
+    EncodedPair,
+    cached_ids,
+    encoded_rows,
+    pair_lengths,
+)
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 # The tokenizer's output takes hundreds of bytes per token.
 _PAIRS_AT_A_TIME = 1000
-
-# Token ids of source and target.
-EncodedPair = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
@@ -50,6 +54,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         buffer_size: Number of pairs in the buffers of all processes together. A larger one has less
             padding and mixes pairs from more distant places.
         seed: Determines, together with the number of a buffer, its batches and their order.
+        casing: Pairs that are changed, see `Casing`; None: none is.
         num_processes: Number of processes that share the corpus.
         process_index: Index of this process, counted from 0.
 
@@ -74,6 +79,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         max_tokens: int,
         buffer_size: int,
         seed: int,
+        casing: Casing | None = None,
         num_processes: int = 1,
         process_index: int = 0,
     ) -> None:
@@ -93,7 +99,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
             )
         self.buffer_size = buffer_size // num_processes
         self._read = read
-        self._tokenizers, self._max_length = tokenizers, max_length
+        self._tokenizers, self._max_length, self._casing = tokenizers, max_length, casing
         self._num_processes, self._process_index = num_processes, process_index
         self._sampling: dict[str, Any] = {"max_tokens": max_tokens // num_processes, "seed": seed}
         buffer, self.truncated_pairs = self._encode(self._pairs(), self.buffer_size)
@@ -126,7 +132,11 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
     def _pairs(self) -> Iterator[tuple[str, ...]]:
         """This process's share of endless passes."""
         passes = chain.from_iterable(self._read() for _ in count())
-        return islice(passes, self._process_index, None, self._num_processes)
+        share = islice(passes, self._process_index, None, self._num_processes)
+        if not self._casing:
+            return share
+        places = count(self._process_index, self._num_processes)
+        return map(self._casing.changed_pair, share, places)
 
     def _encode(self, pairs: Iterator[tuple[str, ...]], size: int) -> tuple[list[EncodedPair], int]:
         """The next pairs, and the number of truncated ones."""
@@ -134,19 +144,67 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
         truncated = 0
         chosen = islice(pairs, size)
         while part := list(islice(chosen, _PAIRS_AT_A_TIME)):
-            # Without tags, the last name remains unused.
-            texts = dict(zip(COLUMNS, map(list, zip(*part, strict=True)), strict=False))
-            ids = encode_pairs(texts, self._tokenizers, self._max_length)
-            sides = (ids[name].chunk(0) for name in ("input_ids", "labels"))
-            # The ids of each line, in the memory of the column.
-            lines = (np.split(one.values.to_numpy(), one.offsets.to_numpy()[1:-1]) for one in sides)
-            rows += zip(*lines, strict=True)
-            truncated += ids["is_truncated"].chunk(0).true_count
+            encoded, too_long = encoded_rows(part, self._tokenizers, self._max_length)
+            rows += encoded
+            truncated += too_long
         return rows, truncated
 
     def _sampler(self, buffer: list[EncodedPair]) -> TokenBatchSampler:
         lengths = [(len(source), len(target)) for source, target in buffer]
         return TokenBatchSampler(lengths, **self._sampling)
+
+
+class CasedPairs(torch_data.Dataset[dict[str, list[int]]]):
+    """Token ids of pairs of which each epoch changes some; replaces the dataset of `cached_ids`.
+
+    Args:
+        ids: Token ids of the pairs as they are.
+        pairs: Their text.
+        tokenizers: Tokenizers of source and target.
+        casing: What is changed.
+        max_length: Most tokens that a side keeps, `</s>` counted.
+    """
+
+    def __init__(
+        self,
+        ids: Dataset,
+        pairs: Dataset,
+        tokenizers: TokenizerPair,
+        casing: Casing,
+        max_length: int,
+    ) -> None:
+        self._ids, self._pairs, self._casing = ids, pairs, casing
+        self._encoding = tokenizers, max_length
+        self._plain_lengths = pair_lengths(ids)
+        self._changed: dict[int, EncodedPair] = {}
+
+    def draw(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Changes the pairs of an epoch; returns the tokens of each pair's sides, `[pairs, 2]`."""
+        self._changed = {}
+        rows = self._casing.rows(len(self), epoch)
+        for first in range(0, len(rows), ROWS_AT_A_TIME):
+            part = rows[first : first + ROWS_AT_A_TIME]
+            texts = self._pairs[part]
+            pairs = zip(*(texts[name] for name in COLUMNS if name in texts), strict=True)
+            places = (row + epoch for row in part)
+            changed = list(map(self._casing.changed_pair, pairs, places))
+            self._changed |= zip(part, encoded_rows(changed, *self._encoding)[0], strict=True)
+        lengths = self._plain_lengths.copy()
+        for row, sides in self._changed.items():
+            lengths[row] = [len(side) for side in sides]
+        return lengths
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self._ids)
+
+    def __getitem__(self, pair: int) -> dict[str, list[int]]:
+        """`input_ids` and `labels` of a pair, as last drawn."""
+        if pair not in self._changed:
+            found: dict[str, list[int]] = self._ids[pair]
+            return found
+        source, target = self._changed[pair]
+        return {"input_ids": source.tolist(), "labels": target.tolist()}
 
 
 @dataclass(frozen=True)
@@ -165,7 +223,7 @@ class TrainingData:
         padding: Share of padding in the batches, 0 to 1.
     """
 
-    dataset: Dataset | SegmentedPairs | TokenBatchStream
+    dataset: Dataset | SegmentedPairs | CasedPairs | TokenBatchStream
     batching: dict[str, Any]
     set_epoch: Callable[[int], None]
     is_corpus: bool
@@ -221,16 +279,20 @@ def build_data(
         "num_processes": arguments.world_size,
         "process_index": arguments.process_index,
     }
+    added = tokenizers.source.added_tokens_decoder.values()
+    casing = Casing.of_run(settings, [str(token) for token in added if not token.special])
     longest = settings.max_length
     if settings.streaming:
-        buffer = settings.shuffle_buffer
-        stream = TokenBatchStream(
-            corpus.read, tokenizers, max_length=longest, buffer_size=buffer, **sampling
-        )
+        sizes = {"max_length": longest, "buffer_size": settings.shuffle_buffer}
+        stream = TokenBatchStream(corpus.read, tokenizers, casing=casing, **sizes, **sampling)
         return _in_buffers(stream, arguments.world_size)
     pairs = corpus.filtered.kept
     if not settings.bpe_dropout:
         tokenized, truncated = cached_ids(pairs, tokenizers, max_length=longest)
+        if casing:
+            cased = CasedPairs(tokenized, pairs, tokenizers, casing, longest)
+            sampler = TokenBatchSampler(cased.draw(0), redraw=cased.draw, **sampling)
+            return in_epochs(cased, sampler, truncated)
         sampler = TokenBatchSampler(pair_lengths(tokenized), **sampling)
         return in_epochs(tokenized, sampler, truncated)
     drawn = SegmentedPairs(
@@ -247,7 +309,7 @@ def build_data(
 
 
 def in_epochs(
-    dataset: Dataset | SegmentedPairs, sampler: TokenBatchSampler, truncated_pairs: int
+    dataset: Dataset | SegmentedPairs | CasedPairs, sampler: TokenBatchSampler, truncated_pairs: int
 ) -> TrainingData:
     """Tokenised pairs in the batches of a sampler.
 

@@ -13,13 +13,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
-from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.settings import CASINGS, PRESETS, TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.options import consistent_defaults, recipe
 from vanilla_transformer_tools.training.stats import VOCABULARY_THAT_COPIES, CorpusStats
 
 # A task of fewer words is a closed pattern, such as the commands of SCAN.
 _WORDS_OF_A_PATTERN = 50
+# One of so many pairs is in capitals, and one has a source in title case.
+_CASED_EVERY = 20
 # Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
 # With this number of updates, doubling the batch is better than doubling the updates.
@@ -113,6 +115,9 @@ def _of_text(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choice]
             limit = next(limit for limit in sizes if stats.pairs < limit)
             of_limit = f", less than {limit:,}" if limit < math.inf else ""
             yield "vocab_size", sizes[limit], f"{stats.pairs:,} pairs{of_limit}"
+        if stats.both_cases >= 0.5 and not (stats.is_copied or chosen["lowercase_sources"]):
+            reason = f"{stats.both_cases:.0%} of the pairs have capitals and small letters"
+            yield from ((option, _CASED_EVERY, reason) for option in CASINGS)
     tokens = {"word": stats.long_words, "char": stats.long_characters}
     # BPE on identifiers and rare words has 3 characters a token.
     needed = 1 + tokens.get(kind, stats.long_characters // 3)
@@ -258,6 +263,8 @@ def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:
         taken |= {"tokenizer_kind", "lowercase_sources", "vocab_size"}
     if taken & {"eval_strategy", "save_strategy", "save_steps"}:
         taken.add("eval_steps")
+    if taken & {"bpe_dropout", "dataloader_persistent_workers"}:
+        taken.update(CASINGS)
     if "optim" in taken:
         taken.add("optimizer")
     if "metric_for_best_model" in taken:

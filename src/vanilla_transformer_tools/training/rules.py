@@ -15,7 +15,7 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.utils import is_flash_attn_2_available, is_peft_available
 
 from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
-from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.settings import CASINGS, TrainSettings
 from vanilla_transformer_tools.training.optimizer import ADAM
 from vanilla_transformer_tools.training.options import BY_TIME
 from vanilla_transformer_tools.training.ranking import metric_of
@@ -153,6 +153,10 @@ def _lacks_tokenizers(o: Options, name: str) -> bool:
     return not (o.init_from or o.tokenizer) and getattr(o, name) is not None
 
 
+def _cannot_write(o: Options, name: str) -> bool:
+    return o.tokenizer_kind == "word" and getattr(o, name) is not None
+
+
 def _is_unscored(o: Options, name: str) -> bool:
     return getattr(o, name) is not None and o.validation and o.eval_strategy == "no"
 
@@ -166,6 +170,7 @@ RULES: list[Rule] = [
         _in_range(name, 1, math.inf)
         for name in (
             *("max_validation_pairs", "shuffle_buffer", "tokenizer_pairs", "filter_max_characters"),
+            *CASINGS,
             *("filter_max_ratio", "max_tokens_per_batch", "lora_rank", "early_stopping_patience"),
             *("gradient_accumulation_steps", "per_device_eval_batch_size"),
         )
@@ -248,10 +253,26 @@ RULES: list[Rule] = [
         "filter_duplicates",
         "the filter remembers all pairs, and a stream stores none",
     ),
-    _excludes(
-        "bpe_dropout",
-        "dataloader_persistent_workers",
-        "each epoch is drawn again, and persistent workers would keep the first one",
+    *(
+        _excludes(
+            name,
+            "dataloader_persistent_workers",
+            "each epoch is drawn again, and persistent workers would keep the first one",
+        )
+        for name in ("bpe_dropout", *CASINGS)
+    ),
+    *(
+        rule
+        for name in CASINGS
+        for rule in (
+            _excludes(name, "bpe_dropout", "both draw each epoch again"),
+            _excludes(name, "lowercase_sources", "sources in lower case do not show it"),
+            _refused(
+                partial(_cannot_write, name=name),
+                f"--{name} needs a vocabulary that can write any word, got --tokenizer_kind word. "
+                "Take bpe, unigram or char, or leave it out.",
+            ),
+        )
     ),
     _excludes(
         "compile_layers", "torch_compile", "one compiles the layers, the other the whole model"

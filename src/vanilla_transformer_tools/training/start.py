@@ -40,6 +40,7 @@ from vanilla_transformer_tools.settings import (
     PRESETS,
     TrainSettings,
 )
+from vanilla_transformer_tools.text.casing import Casing
 from vanilla_transformer_tools.text.token_ids import learn_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.adapters import add_lora
@@ -300,8 +301,10 @@ def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
         kind=settings.tokenizer_kind,
         pretokenized=settings.pretokenized,
         symbols=symbols,
+        casing=Casing.of_run(settings, symbols),
         vocab_size=settings.vocab_size,
     )
+    of_sources: dict[str, Any]
     of_sources = {"target_languages": languages, "lowercase_sources": settings.lowercase_sources}
     if settings.separate_vocabularies:
         target_size = settings.target_vocab_size or settings.vocab_size

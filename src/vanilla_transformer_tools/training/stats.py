@@ -88,6 +88,7 @@ class CorpusStats:
         distinct_words: Number of different words of both sides.
         occurrences: Mean number of times that a word occurs.
         copied_words: Share of the words of four letters and more of a target that its source has.
+        both_cases: Share of the pairs with small and capital letters on both sides.
         source_case: Case of all letters of the sources, "lower" or "upper"; else "mixed".
         seconds_per_batch: Fixed time of a batch, see `Speed`.
         batches_per_update: Those whose gradients are accumulated.
@@ -106,6 +107,7 @@ class CorpusStats:
     distinct_words: int
     occurrences: float
     copied_words: float
+    both_cases: float = 0.0
     source_case: str = "mixed"
     seconds_per_batch: float = 0.0
     batches_per_update: int = 1
@@ -170,7 +172,7 @@ def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> Cor
     """Looks at pairs from all over the corpus, and trains on this machine for some seconds."""
     speed = training_speed(arguments)
     words: Counter[str] = Counter()
-    lengths, copied, long_words = [], 0, 0
+    lengths, copied, long_words, both_cases = [], 0, 0, 0
     has_case = {"lower": False, "upper": False}
     for rows in pairs.select(sample(len(pairs), EXAMINED_PAIRS)).iter(_ROWS_AT_A_TIME):
         for source, target in zip(rows["source"], rows["target"], strict=True):
@@ -178,6 +180,7 @@ def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> Cor
             words.update(chain(source_words, target_words))
             has_case["lower"] |= source != source.upper()
             has_case["upper"] |= source != source.lower()
+            both_cases += all(text not in (text.lower(), text.upper()) for text in (source, target))
             lengths.append((len(source_words), len(target_words), len(source), len(target)))
             long = {word for word in target_words if len(word) >= 4}
             copied += len(long.intersection(source_words))
@@ -198,6 +201,7 @@ def measure(minutes: float, arguments: TrainingArguments, pairs: Dataset) -> Cor
         distinct_words=len(words),
         occurrences=words.total() / max(1, len(words)),
         copied_words=copied / max(1, long_words),
+        both_cases=both_cases / len(lengths),
         source_case=_only(has_case),
         seconds_per_batch=speed.seconds_per_batch,
         batches_per_update=arguments.gradient_accumulation_steps,
