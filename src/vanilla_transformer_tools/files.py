@@ -48,11 +48,11 @@ _MAKER = re.compile(rf"{_HOST}-(\d+)-[0-9a-f]{{8}}")
 def looks_like_a_path(name: str) -> bool:
     """Whether the name of a model is a path, which may be wrong, and no name on the Hub.
 
-    `runs/de-en` is a path where there is a folder `runs`.
+    A name on the Hub is `user/model`; `runs/de-en` is a path where there is a folder `runs`.
     """
     first, slash, _ = name.partition("/")
     is_in_a_folder = bool(slash) and os.path.isdir(first)
-    return is_in_a_folder or name.startswith((".", "/", "~")) or name.count("/") > 1
+    return is_in_a_folder or name.startswith((".", "/", "~")) or name.count("/") != 1
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:

@@ -22,6 +22,7 @@ from vanilla_transformer_tools.translation.streams import opened_output
         ("user/model", False),
         ("runs/de-en", True),
         ("run/de-en", False),
+        ("de-en", True),
         ("../model", True),
         ("/model", True),
         ("~/model", True),

@@ -115,6 +115,6 @@ def test_words_that_end_in_a_joiner_are_scored_as_they_are_spelled(run, write, m
     sources = write("source", *(f"{word} " for word in words))
     same = write("same", f"{words[0]}\u200b", words[1], words[2].rstrip("\u200d"))
 
-    _, out, err = run("evaluate", "--model", "m", "--test", sources, same, "--bootstrap", 0)
+    _, out, err = run("evaluate", "--model", "me/m", "--test", sources, same, "--bootstrap", 0)
 
     assert "exact match 66.67" in out, err

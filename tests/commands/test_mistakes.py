@@ -68,6 +68,7 @@ MISTAKES = [
     ("translate drei", "--model needs the folder"),
     ("translate --model M --beams=3", "option --beams; did you mean --num_beams"),
     ("translate --model /no/such", "--model: there is no folder '/no/such'"),
+    ("translate --model aa x", "--model: there is no folder .aa.; did you mean .a.?"),
     ("translate --model M --resume", "--resume needs the --output to continue"),
     ("translate --model M --resume --output a", "--resume needs --input, which can be compared"),
     ("translate --model M --input a --output b --resume", "must have its record 'b.job.json' next"),

@@ -81,7 +81,7 @@ def another(field: dataclasses.Field) -> tuple[list[str], Any]:
     elif "list" in str(kind):
         value = ["one"] * (field.metadata.get("nargs") if field.metadata.get("nargs") == 2 else 1)
     else:
-        value = f"other_{field.name}"
+        value = f"other/{field.name}"
     given = value if isinstance(value, list) else [value]
     return [f"--{field.name}", *map(str, given)], value
 
@@ -393,10 +393,10 @@ def test_export_passes_each_option_on(runtime, kind, watch, write):
     words, values = others(ExportSettings, "format", "quantization", "sample")
     words += ["--quantization", kind, "--sample", write("sample", "one", "two")]
 
-    main(["export", "--format", runtime, *words, "model", "out"])
+    main(["export", "--format", runtime, *words, "me/model", "out"])
 
     values |= {"format": runtime, "quantization": kind, "sample": ["one", "two"]}
-    assert calls == [(("model", Path("out")), values)]
+    assert calls == [(("me/model", Path("out")), values)]
 
 
 # Options that no search has are tested here, and in the files of their commands.

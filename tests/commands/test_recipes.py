@@ -81,7 +81,9 @@ def test_command_tells_an_option_that_nobody_knows(write_recipe, refused):
 
     told = refused("train", recipe)
 
-    assert "unknown option --pretokenised; did you mean --pretokenized?" in told
+    fault = "unknown option --pretokenised; did you mean --pretokenized?"
+    assert f"{recipe}: {fault}" in told
+    assert f"vanilla-transformer: {fault}" in refused("train", "--pretokenised")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -99,10 +99,14 @@ def _missing_file(error: FileNotFoundError, argv: list[str]) -> str:
     place = argv.index(error.filename) if error.filename in argv else 0
     options = [word for word in argv[:place] if word.startswith("--")]
     message = f"{options[-1]}: {error}" if options else str(error)
+    return message + _nearest(path)
+
+
+def _nearest(path: Path) -> str:
+    """A question about the file or folder whose name is most like a missing one's, if any is."""
     names = os.listdir(path.parent) if path.parent.is_dir() else []
-    if nearest := difflib.get_close_matches(path.name, names, n=1):
-        message += f"; did you mean {str(path.with_name(nearest[0]))!r}?"
-    return message
+    found = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {str(path.with_name(found[0]))!r}?" if found else ""
 
 
 def _loss_of_a_process(said: str) -> str:
@@ -208,8 +212,14 @@ def _values(namespace: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def refuse(unknown: list[str], *parsers: Parser) -> None:
-    """Reports arguments that no parser knows, options with the nearest known name."""
+def refuse(unknown: list[str], *parsers: Parser, where: str = "") -> None:
+    """Reports arguments that no parser knows, options with the nearest known name.
+
+    Args:
+        unknown: The arguments.
+        parsers: All parsers of the command.
+        where: What the message begins with, such as the file that has the options.
+    """
     known = [name.lstrip("-") for parser in parsers for name in parser._option_string_actions]
     faults = []
     for argument in unknown:
@@ -217,9 +227,12 @@ def refuse(unknown: list[str], *parsers: Parser) -> None:
         if name.startswith("--"):
             nearest = difflib.get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
             hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
-            faults.append(f"unknown option {name}; {hint}")
+            faults.append(f"{where}unknown option {name}; {hint}")
     if unknown:
-        fail("\n".join(faults) or f"unexpected argument {unknown[0]!r}; --help shows the usage")
+        fail(
+            "\n".join(faults)
+            or f"{where}unexpected argument {unknown[0]!r}; --help shows the usage"
+        )
 
 
 def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
@@ -285,7 +298,7 @@ def check_model(parser: Parser, models: list[str] | None) -> None:
 def check_folder(parser: Parser, option: str, name: str) -> None:
     """Ends the program if a name is the path of a folder that does not exist."""
     if looks_like_a_path(name) and not Path(name).is_dir():
-        parser.error(f"{option}: there is no folder {name!r}")
+        parser.error(f"{option}: there is no folder {name!r}{_nearest(Path(name))}")
 
 
 def load_translator(settings: SearchSettings | AttentionSettings, **others: Any) -> "Translator":

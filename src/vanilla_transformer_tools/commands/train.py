@@ -79,7 +79,9 @@ def read_options(
     if help_all:
         print(parser.format_help() + "\n" + trainer_parser.format_help(), flush=True)
         parser.exit()
-    refuse(trainer_parser.parse_known_args(others)[1], parser, trainer_parser)
+    unknown = trainer_parser.parse_known_args(others)[1]
+    where = "" if set(unknown) <= set(argv) else f"{argv[0]}: "
+    refuse(unknown, parser, trainer_parser, where=where)
     _check_settings(parser, settings)
     arguments, unknown = trainer_parser.parse_args_into_dataclasses(
         others, return_remaining_strings=True

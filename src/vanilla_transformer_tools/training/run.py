@@ -8,6 +8,7 @@ Differs from the paper:
     mean if `average_last` asks for it.
 """
 
+import shlex
 import time
 from collections.abc import Collection
 from itertools import chain
@@ -82,6 +83,8 @@ def train(
         record |= results(trainer, corpus.filtered, outcome, log.minutes, interruption)
         save_folder(trainer, settings.init_from, record, outcome)
     PartialState().print(f"The model is in {folder}")
+    command = shlex.join(["vanilla-transformer", "translate", "--model", str(folder), "TEXT"])
+    PartialState().print(f"translate   {command}")
     if interruption:
         raise interruption
     return folder
