@@ -229,10 +229,8 @@ def refuse(unknown: list[str], *parsers: Parser, where: str = "") -> None:
             hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
             faults.append(f"{where}unknown option {name}; {hint}")
     if unknown:
-        fail(
-            "\n".join(faults)
-            or f"{where}unexpected argument {unknown[0]!r}; --help shows the usage"
-        )
+        fault = f"{where}unexpected argument {unknown[0]!r}; --help shows the usage"
+        fail("\n".join(faults) or fault)
 
 
 def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
