@@ -5,9 +5,8 @@ import pytest
 from ..support.documents import ROOT
 from ..support.scripts import run_script
 
-BENCHMARKS = (
-    "conversion finetuning generation growth peers plot_complexity threads training tricks versions"
-)
+BENCHMARKS = "conversion finetuning generation growth peers plot_complexity processes threads"
+BENCHMARKS += " training tricks versions"
 SCRIPTS = "ablate compare_minutes score_by_length speedrun train_m2m100"
 PROGRAMS = [f"benchmarks/{name}.py" for name in BENCHMARKS.split()]
 PROGRAMS += [f"scripts/{name}.py" for name in SCRIPTS.split()]
