@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -139,6 +140,20 @@ def test_each_guarantee_has_a_row_with_the_tests_that_hold_it():
     assert numbers == list(range(1, len(numbers) + 1))
     assert len(numbers) >= 18
     assert [int(number) for number in held] == numbers
+
+
+def test_each_report_of_a_user_is_open_or_held_by_tests_that_exist():
+    rows = re.findall(r"^\| \d+ \|.*\| (.*) \|$", read("tests/reports.md"), re.MULTILINE)
+    named = [re.findall(r"`([\w/]+)::(test_\w+)`", row) for row in rows]
+
+    assert len(rows) >= 35
+    assert all(tests or row == "open" for row, tests in zip(rows, named, strict=True))
+    missing = [
+        test
+        for file, test in itertools.chain(*named)
+        if test not in names_in(ROOT / "tests" / f"{file}.py")
+    ]
+    assert missing == []
 
 
 def test_readme_is_read_in_five_minutes():
