@@ -82,12 +82,16 @@ def train(
         outcome, interruption = finished(plan, trainer, schedule, log)
         record |= results(trainer, corpus.filtered, outcome, log.minutes, interruption)
         save_folder(trainer, settings.init_from, record, outcome)
-    PartialState().print(f"The model is in {folder}")
-    command = shlex.join(["vanilla-transformer", "translate", "--model", str(folder), "TEXT"])
-    PartialState().print(f"translate   {command}")
+    PartialState().print(_whereabouts(folder))
     if interruption:
         raise interruption
     return folder
+
+
+def _whereabouts(folder: Path) -> str:
+    """Where the model is, and the command that uses it."""
+    command = shlex.join(["vanilla-transformer", "translate", "--model", str(folder), "TEXT"])
+    return f"The model is in {folder}\ntranslate   {command}"
 
 
 def decide(

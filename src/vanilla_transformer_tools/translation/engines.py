@@ -275,10 +275,9 @@ class TorchEngine:
     ) -> Iterator[ForcedPass]:
         """Reads given outputs with their sources, all positions in one pass (teacher forcing).
 
-        Alignments come from the heads that `alignment_heads` of the generation config names, as
-        guided training does; else from the mean of the heads of the decoder's last layer but one,
-        or of its only one. In trained models that layer follows the words best (Garg et al. 2019,
-        arXiv 1909.02074); the last one predicts the next token. None is aligned to `</s>`.
+        Alignments come from the mean of the heads of the decoder's last layer but one, or of its
+        only one. In trained models that layer follows the words best (Garg et al. 2019, arXiv
+        1909.02074); the last one predicts the next token. None is aligned to `</s>`.
 
         Args:
             sources: Ids with `</s>`.
@@ -321,7 +320,8 @@ class TorchEngine:
             alignment: list[list[int]] = [[]] * len(part)
             if align:
                 attentions = [output.cross_attentions for output in outputs]
-                weights = torch.stack([*map(_aligned, self.models, attentions)]).mean(0)
+                layers = [weights[aligned_layer(len(weights))] for weights in attentions]
+                weights = torch.stack([layer.float().mean(1) for layer in layers]).mean(0)
                 ends = mask.sum(-1) - end_length
                 is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
                 alignment = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
@@ -389,15 +389,6 @@ def attention_weights(models: Sequence[PreTrainedModel]) -> Iterator[None]:
 def aligned_layer(layers: int) -> int:
     """Layer that alignments are read from, counted from 0; see `TorchEngine.force`."""
     return max(0, layers - 2)
-
-
-def _aligned(model: PreTrainedModel, cross_attentions: tuple[Tensor, ...]) -> Tensor:
-    """The weights of all layers that alignments are read from, `[rows, T, S]`."""
-    layers = cross_attentions
-    named = getattr(model.generation_config, "alignment_heads", None)
-    if named is None:
-        return layers[aligned_layer(len(layers))].float().mean(1)
-    return torch.stack([layers[layer][:, head] for layer, head in named]).float().mean(0)
 
 
 def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
