@@ -1,5 +1,6 @@
-"""The commands of README, tutorial and `docs/finetune.md` run in order, on a few sentences."""
+"""The commands of README, tutorial and some pages run in order, on a few sentences."""
 
+import gzip
 import json
 import shlex
 import subprocess
@@ -111,6 +112,39 @@ def test_commands_of_the_tutorial_lead_from_the_download_to_a_shared_model(
     assert not {*sets["train"].splitlines()} & {*sets["test"].splitlines()}
     assert len(Path("out.en").read_text(encoding="utf-8").splitlines()) == 2
     assert "me/de-en" in capsys.readouterr().out
+
+
+@pytest.fixture
+def captions(tmp_path, monkeypatch):
+    """A folder with number words under the names of Multi30k."""
+    monkeypatch.chdir(tmp_path)
+    Path("multi30k").mkdir()
+    for split, size in (("train", 5100), ("val", 9), ("test_2016_flickr", 9)):
+        for language, word in (("de", german), ("en", english), ("fr", german)):
+            text = "".join(f"{word(number)}\n" for number in range(size))
+            Path(f"multi30k/{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
+
+
+@pytest.mark.usefixtures("captions")
+@pytest.mark.parametrize(
+    ("page", "lines", "said"),
+    [
+        ("docs/back_translation.md", {"more.de": 100}, "The model is in runs/de-en"),
+        ("docs/several_directions.md", {"translations.txt": 18}, "test fr:"),
+    ],
+)
+def test_commands_of_the_page_lead_from_files_to_a_model(page, lines, said, capsys):
+    for block in code_blocks(page, "bash"):
+        if "vanilla-transformer" in block:
+            for words in commands(block):
+                run(words)
+        else:
+            subprocess.run(["bash", "-ec", block], check=True)
+
+    written = {name: Path(name).read_text(encoding="utf-8").splitlines() for name in lines}
+    assert {name: len(each) for name, each in written.items()} == lines
+    assert all(line.startswith("<BT> ") for line in written.get("more.de", []))
+    assert said in capsys.readouterr().out
 
 
 @pytest.fixture
