@@ -286,8 +286,9 @@ class TrainSettings:
     )
     optimizer: Literal["adam", "muon"] = _updates(
         "adam: that of --optim, which is Adam, for all parameters. muon: Muon (Jordan et al. 2024) "
-        "for the matrices of the layers, and Adam for tables, norms and biases, both with "
-        "--learning_rate.",
+        "for the matrices of the layers, and Adam for norms, biases and, with twice the rate, "
+        "tables. A new model's sublayers begin with outputs of zero, and its --weight_decay, which "
+        "is for the matrices alone, is 0.5 by default.",
         "adam",
     )
     moving_average: float | None = _updates(

@@ -84,19 +84,38 @@ def test_each_head_has_matrices_of_its_own():
         torch.testing.assert_close(joined, attention.out_proj(torch.cat(values, dim=-1)))
 
 
-def test_each_parameter_has_one_rule(tmp_path):
-    model = build_variant()
+@pytest.mark.parametrize("changes", [{}, UNTIED], ids=["tied", "untied"])
+def test_each_parameter_has_one_rule(tmp_path, changes):
+    model = build_variant(**changes)
 
     optimizer = build_optimizer(model, tmp_path, weight_decay=0.5)
 
-    tables, norms, matrices = optimizer.param_groups
+    others, tables, matrices = optimizer.param_groups
     grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert {*grouped} == {*model.parameters()}
     assert len(grouped) == len({*grouped})
-    assert model.model.shared.weight in {*tables["params"]}
-    assert {parameter.ndim for parameter in norms["params"]} == {1}
-    assert [group["weight_decay"] for group in (tables, norms, matrices)] == [0.5, 0, 0.5]
+    embeddings = [each.weight for each in model.modules() if isinstance(each, nn.Embedding)]
+    assert {*tables["params"]} == {*embeddings, model.lm_head.weight}
+    assert {*matrices["params"]} == {*matrices_of_layers(model)}
+    assert [group["weight_decay"] for group in (others, tables, matrices)] == [0, 0, 0.5]
     assert (tables["betas"], tables["eps"]) == ((0.9, 0.98), 1e-9)
+
+
+def test_tables_have_twice_the_rate_and_the_others_that_of_the_run(tmp_path):
+    optimizer = build_optimizer(build_variant(), tmp_path, learning_rate=0.01)
+
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.02, 0.01]
+
+
+@pytest.mark.parametrize(
+    ("settings", "decay"),
+    [(MUON, 0.5), ({}, 0.0), ({**MUON, "init_from": "runs/saved"}, 0.0)],
+    ids=["new", "Adam", "saved"],
+)
+def test_matrices_of_a_new_model_decay(tmp_path, settings, decay):
+    arguments = build_arguments(build_settings(tmp_path, **settings), tmp_path)
+
+    assert arguments.weight_decay == decay
 
 
 class Stacked(nn.Module):
@@ -239,7 +258,9 @@ def test_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(corpus, run, 
     run_updates(corpus, folder, 4, settings={"resume": True}, gradient_accumulation_steps=2)
 
     assert_same_weights(folder, run)
-    assert read_json(folder / "run.json")["settings"]["optimizer"] == "muon"
+    record = read_json(folder / "run.json")
+    assert record["settings"]["optimizer"] == "muon"
+    assert record["arguments"]["weight_decay"] == 0.5
 
 
 def test_adapter_is_trained_and_the_rest_stays(corpus, run, tmp_path):

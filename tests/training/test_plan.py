@@ -68,6 +68,7 @@ CHOSEN = {
     "dropout": 0.2,
     "metrics": ["wer", "per"],
     "max_tokens_per_batch": 5000,
+    "optimizer": "muon",
     "warmup_steps": 11,
     "eval_steps": 5,
 }
@@ -97,6 +98,7 @@ def test_decisions_reach_settings_arguments_and_the_defaults_that_follow(tmp_pat
     assert settings.max_tokens_per_batch == 5000
     assert (made.config.d_model, made.config.dropout) == (64, 0.2)
     assert (arguments.eval_steps, arguments.save_steps) == (5, 5)
+    assert arguments.weight_decay == 0.5
     assert arguments.metric_for_best_model == "wer"
     assert not arguments.greater_is_better
     assert [each["option"] for each in record_of(made, {})["decisions"]] == list(CHOSEN)

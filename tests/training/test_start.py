@@ -37,6 +37,19 @@ def test_new_model_generates_with_the_search_of_the_paper():
     assert search.max_length == 1 + 9 + 50
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_sublayers_of_a_new_model_add_nothing_at_first_with_muon(optimizer):
+    _, model = build(optimizer=optimizer)
+
+    zero = {
+        name.split(".", 4)[-1]
+        for name, weight in model.named_parameters()
+        if name.endswith("weight") and not weight.any()
+    }
+    outputs = {"self_attn.out_proj.weight", "encoder_attn.out_proj.weight", "fc2.weight"}
+    assert zero == (outputs if optimizer == "muon" else set())
+
+
 def test_config_of_the_plan_stays_as_it_is():
     settings = replace(SETTINGS, separate_vocabularies=True, vocab_size=99)
     config = new_config(settings, None)

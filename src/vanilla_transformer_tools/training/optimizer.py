@@ -24,6 +24,8 @@ ADAM = ("adamw_torch", "adamw_torch_fused")
 _MOMENTUM = 0.95
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
+# Of that of the run; measured in lab/2026-11-29_settings_of_muon.md.
+_RATE_OF_TABLES = 2.0
 
 
 class MuonAndAdam(Optimizer):
@@ -121,6 +123,8 @@ def orthogonalized(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
     """The optimizer of `--optimizer muon`, with Trainer's rate, weight decay and options of Adam.
 
+    Tables have twice the rate, and only the matrices of the layers have weight decay.
+
     Args:
         trainer: A trainer whose model is on its device.
 
@@ -134,22 +138,23 @@ def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
             "--optimizer muon is for the matrices of the layers, and --freeze leaves none of them "
             "to train. Leave one of the two out."
         )
-    decayed = trainer.get_decay_parameter_names(model)
-    others: dict[bool, list[Tensor]] = {True: [], False: []}
-    for name, parameter in model.named_parameters():
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    tables.add(model.get_output_embeddings().weight)
+    others: dict[bool, list[Tensor]] = {False: [], True: []}
+    for parameter in model.parameters():
         if parameter.requires_grad and parameter not in matrices:
-            others[name in decayed].append(parameter)
+            others[parameter in tables].append(parameter)
     kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
-    decay = arguments.weight_decay
+    rate = arguments.learning_rate
     groups = [
-        {"params": parameters, "weight_decay": decay if is_decayed else 0.0}
-        for is_decayed, parameters in others.items()
+        {"params": parameters, "lr": rate * (_RATE_OF_TABLES if are_tables else 1.0)}
+        for are_tables, parameters in others.items()
     ]
     return MuonAndAdam(
-        kind(groups, **options),
+        kind(groups, **options, weight_decay=0.0),
         matrices,
-        arguments.learning_rate,
-        decay,
+        rate,
+        arguments.weight_decay,
         torch.bfloat16 if arguments.bf16 else torch.float32,
     )
 

@@ -20,6 +20,9 @@ _AVERAGED = 5
 _FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
 _ADAPTER_RATE = 1e-3
 
+# For the matrices of Muon, times the rate.
+_DECAY_OF_MUON = 0.5
+
 # With --minutes, `Schedule` makes the rate fall and ends the run.
 BY_TIME: dict[str, Any] = {
     "lr_scheduler_type": "constant_with_warmup",
@@ -42,7 +45,8 @@ def recipe(settings: TrainSettings) -> dict[str, Any]:
         "adam_beta1": 0.9,
         "adam_beta2": 0.98,
         "adam_epsilon": 1e-9,
-        "weight_decay": 0.0,
+        # A saved model is not pulled to zero.
+        "weight_decay": _DECAY_OF_MUON * (settings.optimizer == "muon" and not settings.init_from),
         "label_smoothing_factor": 0.1,
         "logging_steps": 50,
         # The filter would hide a loss that is not finite: it reports the mean of earlier ones.

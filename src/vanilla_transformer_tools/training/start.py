@@ -23,6 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.layers_vanilla_transformer import Attention, Layer
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -201,7 +202,7 @@ def build_model(
         ValueError: If model and settings do not fit together.
     """
     tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
-    model = start.model or _initialise_model(config, start, tokenizers, settings.max_length)
+    model = start.model or _initialise_model(config, start, tokenizers, settings)
     # Outputs begin with the language that the tokenizers were set up for.
     defaults = model.generation_config
     if tokenizers.first_token is not None:
@@ -267,7 +268,10 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
 
 
 def _initialise_model(
-    config: VanillaTransformerConfig, start: Start, tokenizers: TokenizerPair, max_length: int
+    config: VanillaTransformerConfig,
+    start: Start,
+    tokenizers: TokenizerPair,
+    settings: TrainSettings,
 ) -> PreTrainedModel:
     config = copy.deepcopy(config)
     # Otherwise the model of --tokenizer has decided on them.
@@ -276,13 +280,31 @@ def _initialise_model(
         if not tokenizers.is_joint:
             config.decoder_vocab_size = len(tokenizers.target)
     model = VanillaTransformerForConditionalGeneration(config)
+    if settings.optimizer == "muon":
+        zero_outputs(model)
     model.generation_config.update(
         num_beams=NUM_BEAMS,
         length_penalty=LENGTH_PENALTY,
         # The start token, and the longest output that the longest source may have.
-        max_length=1 + max_length + MAX_EXTRA_TOKENS,
+        max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
     )
     return model
+
+
+def zero_outputs(model: PreTrainedModel) -> None:
+    """Sets the output projection of each sublayer to zero, so that layers begin as identities.
+
+    Muon's steps are as large for small gradients as for large ones, so all weights learn from the
+    second update on.
+
+    Args:
+        model: A model of this package, changed in place.
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            nn.init.zeros_(module.out_proj.weight)
+        elif isinstance(module, Layer):
+            nn.init.zeros_(module.fc2.weight)
 
 
 def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
