@@ -22,6 +22,7 @@ Examples:
   python benchmarks/peers.py --data multi30k_tok --until_bleu 35 --toolkits vanilla m2m100
 """
 
+import argparse
 import json
 import os
 import re
@@ -246,6 +247,7 @@ class Job:
         folder: New folder of the configuration and the model.
         report: Updates between two reports.
         save: Updates between two checkpoints.
+        rate: Peak of the learning rate.
     """
 
     toolkit: Toolkit
@@ -254,6 +256,7 @@ class Job:
     folder: Path
     report: int
     save: int = FAR
+    rate: float = 0.004
     _last: deque[str] = field(default_factory=lambda: deque(maxlen=20))
 
     def command(self, arguments: str, **more: object) -> str:
@@ -272,6 +275,8 @@ class Job:
             "updates": FAR,
             "report": self.report,
             "save": self.save,
+            "rate": self.rate,
+            "scaled_rate": round(self.rate * (128 * 800) ** 0.5, 6),
             "checkpoint": "",
             **more,
         }
@@ -386,24 +391,15 @@ def main() -> None:
     """Prints one table."""
     parser = benchmark_parser(__doc__, rounds=2)
     parser.add_argument("--data", type=Path, required=True, help="Folder of the files.")
-    environments = {"nargs": "*", "default": [], "metavar": "NAME=PYTHON"}
-    parser.add_argument("--environments", **environments, help="Toolkits that have their own.")
-    parser.add_argument("--toolkits", nargs="+", help="Default: all that have an environment.")
+    add_toolkits(parser)
     parser.add_argument("--until_bleu", type=float, help="Measure the minutes to it instead.")
     parser.add_argument("--limit", type=float, default=60.0, help="Most minutes (default: 60).")
     options = parser.parse_args()
-    own = dict(entry.partition("=")[::2] for entry in options.environments)
-    pythons = dict.fromkeys(OWN, sys.executable) | own
-    chosen = options.toolkits or list(pythons)
-    if unknown := [name for name in chosen if name not in pythons or name not in TOOLKITS]:
-        parser.error(
-            f"--toolkits must be of {', '.join(TOOLKITS)}, got {', '.join(unknown)}; all but "
-            f"{', '.join(OWN)} need --environments {unknown[0]}=PYTHON"
-        )
+    pythons = pythons_of(parser, options)
     with tempfile.TemporaryDirectory() as folder:
         files = ([options.data / name for name in names] for names in (TRAIN, VALIDATION))
         text = prepare(Path(folder), *files, None if options.until_bleu else PAIRS)
-        jobs = {name: partial(Job, TOOLKITS[name], pythons[name], text) for name in chosen}
+        jobs = {name: partial(Job, TOOLKITS[name], pythons[name], text) for name in pythons}
         pairs, tokens, updates = len(text.lengths), int(text.lengths.sum()), text.updates[False]
         note = f"{pairs:,} pairs, {tokens:,} tokens, {updates:,} updates of {tokens / updates:,.0f}"
         report = Report(options.output)
@@ -413,6 +409,26 @@ def main() -> None:
         else:
             report.table(note, *SPEED)
             speed_rows(report, text, jobs, options.rounds)
+
+
+def add_toolkits(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for toolkits and their environments."""
+    environments = {"nargs": "*", "default": [], "metavar": "NAME=PYTHON"}
+    parser.add_argument("--environments", **environments, help="Toolkits that have their own.")
+    parser.add_argument("--toolkits", nargs="+", help="Default: all that have an environment.")
+
+
+def pythons_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, str]:
+    """The Python of each toolkit that the options choose."""
+    own = dict(entry.partition("=")[::2] for entry in options.environments)
+    pythons = dict.fromkeys(OWN, sys.executable) | own
+    chosen = options.toolkits or list(pythons)
+    if unknown := [name for name in chosen if name not in pythons or name not in TOOLKITS]:
+        parser.error(
+            f"--toolkits must be of {', '.join(TOOLKITS)}, got {', '.join(unknown)}; all but "
+            f"{', '.join(OWN)} need --environments {unknown[0]}=PYTHON"
+        )
+    return {name: pythons[name] for name in chosen}
 
 
 def attempt(name: str, run: Callable[[], Result]) -> Result | None:
