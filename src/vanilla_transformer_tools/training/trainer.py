@@ -4,10 +4,11 @@ It overrides public methods alone; whatever comes between updates is a callback.
 """
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer_utils import EvalLoopOutput
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
-from vanilla_transformer_tools.evaluation.metrics import score
+from vanilla_transformer_tools.evaluation.metrics import equal_in_canonical_form, score
 from vanilla_transformer_tools.saved_folder import FILES_FILE, nonfinite_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TrainingData
@@ -43,6 +44,8 @@ from vanilla_transformer_tools.training.checkpoints import (
 )
 from vanilla_transformer_tools.training.ranking import Ranking, metric_of
 from vanilla_transformer_tools.training.schedule import is_planned
+
+logger = logging.getLogger(__name__)
 
 # Losses on a GPU or of several processes are checked this seldom, because reading them waits.
 UPDATES_BETWEEN_LOOKS = 8
@@ -315,6 +318,15 @@ def limit_waiting(arguments: TrainingArguments) -> None:
         _set_pg_timeout(arguments.ddp_timeout_delta)
 
 
+@cache
+def warn_of_canonical_form() -> None:
+    """Warns once of references that outputs cannot equal."""
+    logger.warning(
+        "Some validation outputs differ from their references in Unicode's canonical form alone, "
+        "which exact match counts as wrong. Outputs are in NFC: convert the references to it."
+    )
+
+
 def scorer(
     tokenizer: PreTrainedTokenizerBase,
     references: list[str],
@@ -336,6 +348,8 @@ def scorer(
         # Trainer pads batches of different length with -100.
         ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        if equal_in_canonical_form(texts, references):
+            warn_of_canonical_form()
         return score(texts, references, tokenize=bleu_tokenize, metrics=metrics)
 
     return score_ids
