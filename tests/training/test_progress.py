@@ -164,7 +164,8 @@ def test_run_in_a_pipe_prints_a_line_for_each_report(corpus, tmp_path, capfd, ca
     assert kinds.count("validation") == 2
     assert set(kinds) == {"loss", "validation"}
     others = [line.split()[0] for line in lines if not line.startswith("step ")]
-    assert others == ["trained", "bleu", "The"]
+    assert others == ["trained", "bleu", "The", "translate"]
+    assert lines[-1].endswith(f" vanilla-transformer translate --model {tmp_path / 'run'} TEXT")
 
 
 def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
@@ -174,7 +175,7 @@ def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
     lines = screen.lines
     lines = lines[next(row for row, line in enumerate(lines) if "counted" in line) + 1 :]
     first_words = [line.split()[0] for line in lines]
-    assert first_words == ["step", "step", "trained", "bleu", "train", "The"]
+    assert first_words == ["step", "step", "trained", "bleu", "train", "The", "translate"]
     assert re.search(r"^train \|█+\| (\d+)/\1, 00:00 left, loss .*, bleu .* tokens/s$", lines[4])
 
 
