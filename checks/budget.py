@@ -13,12 +13,12 @@ ROOT = Path(__file__).parents[1]
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (22_351, 18_000),
-    "src/vanilla_transformer": (4_100, 3_500),
-    "tests": (27_200, 23_000),
+    "src": (22_375, 18_000),
+    "src/vanilla_transformer": (4_112, 3_500),
+    "tests": (27_223, 23_000),
 }
 DEFECTS = (640, 450)
-WORDS_OF_DOCS = (42_529, 38_000)
+WORDS_OF_DOCS = (42_650, 38_000)
 # The folder of a model that an earlier commit saved, with its code.
 SAVED = "saved_before"
 LINES_OF_A_FILE = 450

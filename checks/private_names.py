@@ -46,10 +46,6 @@ REASONS: dict[str, str] = {
     "PreTrainedModel._tied_weights_keys": (
         f"Which tables are one; Transformers' guide for new models has it. {_REFUSED}"
     ),
-    "PreTrainedTokenizerBase._switch_to_input_mode": "Ends what the next one begins.",
-    "PreTrainedTokenizerBase._switch_to_target_mode": (
-        "`text_target` keeps all characters. Without it, it is read as sources are."
-    ),
     "torch._C._functorch.peek_interpreter_stack": (
         "Whether `torch.func` transforms the call. Without it, the fast kernels run as always."
     ),

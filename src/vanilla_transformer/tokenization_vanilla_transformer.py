@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, Literal, Self, get_args
 
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .text_vanilla_transformer import for_targets, lowercase_steps
 from .vocabulary_vanilla_transformer import (
@@ -164,17 +164,42 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             truncation_side="right",
         )
 
-    def _switch_to_target_mode(self) -> None:
-        """Keeps all characters; Transformers calls it before it reads `text_target`."""
-        if "_of_sources" not in vars(self):
-            self._of_sources = self.backend_tokenizer.normalizer
-            self.backend_tokenizer.normalizer = for_targets(self._of_sources)
+    def __call__(
+        self,
+        text: Any = None,
+        text_pair: Any = None,
+        text_target: Any = None,
+        text_pair_target: Any = None,
+        *args: Any,
+        max_target_length: int | None = None,
+        **kwargs: Any,
+    ) -> BatchEncoding:
+        """Encodes sources, and targets as `labels`; by themselves, targets are `input_ids`.
 
-    def _switch_to_input_mode(self) -> None:
-        """Reads sources again; Transformers calls it after targets, and before other text."""
-        if "_of_sources" in vars(self):
-            self.backend_tokenizer.normalizer = self._of_sources
-            del self._of_sources
+        Args:
+            text: A source, or several.
+            text_pair: Second part of each source.
+            text_target: A target, or several, whose characters are all kept.
+            text_pair_target: Second part of each target.
+            args: Of Transformers' own.
+            max_target_length: Tokens of a target; None: as `max_length` says.
+            kwargs: Of Transformers' own.
+        """
+        if text_target is None:
+            return super().__call__(text, text_pair, None, None, *args, **kwargs)
+        limit = {} if max_target_length is None else {"max_length": max_target_length}
+        options = {**kwargs, **limit}
+        of_sources = self.backend_tokenizer.normalizer
+        self.backend_tokenizer.normalizer = for_targets(of_sources)
+        try:
+            targets = super().__call__(text_target, text_pair_target, None, None, *args, **options)
+        finally:
+            self.backend_tokenizer.normalizer = of_sources
+        if text is None:
+            return targets
+        encoded = super().__call__(text, text_pair, None, None, *args, **kwargs)
+        encoded["labels"] = targets["input_ids"]
+        return encoded
 
     def add_tokens(
         self,
@@ -222,7 +247,6 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> tuple[str, ...]:
         """Saves the tokenizer without the truncation and padding of the last call."""
-        self._switch_to_input_mode()
         self.backend_tokenizer.no_truncation()
         self.backend_tokenizer.no_padding()
         files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)

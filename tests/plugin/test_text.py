@@ -103,6 +103,14 @@ def test_sources_are_in_lower_case_where_asked_and_targets_are_not():
     assert lower == ["\u03c3\u03bf\u03c2 \u03c3 strasse", "\u00ed"]
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_pieces_are_learned_from_text_with_the_marks_of_targets(kind):
+    lines = ["Schiff\u00adfahrt im Wind"] * 20
+    tokenizer = VanillaTransformerTokenizer.train(lines, vocab_size=300, kind=kind)
+
+    assert "\u00ad" in tokenizer.get_vocab()
+
+
 def test_ends_are_those_that_a_source_loses_and_reading_twice_changes_nothing():
     draw = random.Random(1)
     characters = [

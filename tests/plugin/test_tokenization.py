@@ -121,6 +121,20 @@ def test_source_and_labels_end_in_eos_and_start_with_text(tokenizers, kind):
         assert ids == [*tokenizer(text, add_special_tokens=False).input_ids, 2]
 
 
+def test_targets_have_a_limit_of_their_own(tokenizer):
+    sources, targets = ["Ein Hund", "Ja"], ["A dog", "Yes"]
+    alone = tokenizer(text_target=targets, truncation=True, max_target_length=3)
+
+    encoded = tokenizer(
+        sources, None, targets, truncation=True, max_length=4, max_target_length=3, padding=True
+    )
+
+    assert set(encoded) == {"input_ids", "attention_mask", "labels"}
+    assert [len(ids) for ids in encoded.input_ids] == [4, 4]
+    assert [len(ids) for ids in encoded.labels] == [3, 3]
+    assert [ids[:3] for ids in alone.input_ids] == encoded.labels
+
+
 def test_truncation_keeps_eos_and_padding_is_on_the_right(subword):
     ids = subword("Der alte Mann rennt.", truncation=True, max_length=4).input_ids
     encoded = subword(["", "Hund"], padding=True)
