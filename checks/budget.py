@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LINES = {
     "src": (22_375, 18_000),
     "src/vanilla_transformer": (4_112, 3_500),
-    "tests": (27_223, 23_000),
+    "tests": (27_225, 23_000),
 }
 DEFECTS = (640, 450)
 WORDS_OF_DOCS = (42_650, 38_000)

@@ -296,6 +296,8 @@ def start_two_trainings(event: Round) -> None:
     if event.draw.random() < 0.5:
         event.wait_a_moment(both[0])
         both[0].signal(signal.SIGKILL)
+        # Until somebody has asked how it ended, its number is that of a process.
+        both[0].wait()
         assert both[1].wait() in (0, 2), both[1].errors
         assert_told(both[1])
     else:
