@@ -28,6 +28,7 @@ from sacrebleu.metrics import BLEU
 
 from lab import Report, benchmark_parser
 from peers import (
+    FAILED,
     REPORT,
     TOOLKITS,
     TRAIN,
@@ -47,8 +48,8 @@ OURS = "vanilla_transformer"
 Point = tuple[float, float]
 
 
-def point_of_ours(text: Text, data: Path, minutes: float, seed: int) -> Point | None:
-    """Trains by `--minutes` alone, and scores the result; None if training fails."""
+def point_of_ours(text: Text, data: Path, minutes: float, seed: int) -> Point:
+    """Trains by `--minutes` alone, and scores the result."""
     run, output = (text.folder / f"{minutes:g}-{seed}{end}" for end in ("", ".txt"))
     (train, validation) = ([str(data / name) for name in names] for names in (TRAIN, VALIDATION))
     command = [sys.executable, "-m", "vanilla_transformer_tools.commands"]
@@ -56,8 +57,7 @@ def point_of_ours(text: Text, data: Path, minutes: float, seed: int) -> Point | 
     options += ["--bleu_tokenize", "none", "--output_dir", str(run)]
     started = time.perf_counter()
     trained = [*command, "train", "--train", *train, "--validation", *validation, *options]
-    if subprocess.run(trained, stdout=sys.stderr, check=False).returncode:
-        return None
+    subprocess.run(trained, stdout=sys.stderr, check=True)
     taken = (time.perf_counter() - started) / 60
     files = ["--input", validation[0], "--output", str(output)]
     subprocess.run([*command, "translate", "--model", run, "--num_beams", "1", *files], check=True)
@@ -105,8 +105,8 @@ def draw(curves: dict[str, list[list[Point]]], minutes: Sequence[float], path: P
     save_figure(figure, path)
 
 
-def main() -> None:
-    """Prints one table, and draws it."""
+def main() -> int:
+    """Prints one table, and draws it; returns the exit status."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="Folder of the files.")
     minutes = {"nargs": "+", "type": float, "default": [1.0, 2.0, 5.0, 15.0, 30.0, 60.0]}
@@ -130,8 +130,8 @@ def main() -> None:
         report.table(note, "BLEU after minutes", *(f"{each:g}" for each in options.minutes))
         curves: dict[str, list[list[Point]]] = {OURS: []}
         for each in options.minutes:
-            points = [point_of_ours(text, options.data, each, seed) for seed in options.seeds]
-            curves[OURS].append([point for point in points if point])
+            runs = [partial(point_of_ours, text, options.data, each, s) for s in options.seeds]
+            curves[OURS].append([point for run in runs if (point := attempt(OURS, run))])
         report.row(OURS, *map(span, curves[OURS]))
         for name in (name for name in pythons if not name.startswith("vanilla")):
             curves[name] = []
@@ -143,7 +143,8 @@ def main() -> None:
             report.row(name, *(at(each, curves[name]) for each in options.minutes))
     if options.picture:
         draw(curves, options.minutes, options.picture)
+    return 1 if FAILED else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -104,6 +104,8 @@ _VANILLA: dict[str, Any] = {
 }
 # They run in the environment of this package; the others need one of their own.
 OWN = ("vanilla", "vanilla-bf16", "m2m100")
+# Names of those that have failed in this process, for its exit status.
+FAILED: list[str] = []
 TOOLKITS = {
     "vanilla": Toolkit(**_VANILLA),
     "vanilla-bf16": Toolkit(**_VANILLA, bf16=True),
@@ -387,8 +389,8 @@ def peak_of_tree(pid: int) -> int:
     )
 
 
-def main() -> None:
-    """Prints one table."""
+def main() -> int:
+    """Prints one table; returns the exit status."""
     parser = benchmark_parser(__doc__, rounds=2)
     parser.add_argument("--data", type=Path, required=True, help="Folder of the files.")
     add_toolkits(parser)
@@ -409,6 +411,7 @@ def main() -> None:
         else:
             report.table(note, *SPEED)
             speed_rows(report, text, jobs, options.rounds)
+    return 1 if FAILED else 0
 
 
 def add_toolkits(parser: argparse.ArgumentParser) -> None:
@@ -435,8 +438,9 @@ def attempt(name: str, run: Callable[[], Result]) -> Result | None:
     """The result of a run; None, and a message, if the toolkit fails."""
     try:
         return run()
-    except RuntimeError as error:
+    except (RuntimeError, subprocess.CalledProcessError) as error:
         print(f"{name} failed. {error}", file=sys.stderr)
+        FAILED.append(name)
         return None
 
 
@@ -487,4 +491,4 @@ def minutes_cells(job: Job, goal: float, limit: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

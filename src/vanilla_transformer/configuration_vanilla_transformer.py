@@ -11,8 +11,8 @@ from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 if TYPE_CHECKING:
-    # Never executed. Transformers looks for such lines, and saves and tells apart the code of two
-    # folders by the config's file with all that it names: so by all the code of the model.
+    # Never executed, but read by Transformers: with the config's file it saves every file that this
+    # one imports, and tells the code of two folders apart by all of them.
     from .modeling_vanilla_transformer import VanillaTransformerModel  # noqa: F401
 
 logger = logging.get_logger(__name__)

@@ -188,11 +188,12 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         if text_target is None:
             return super().__call__(text, text_pair, None, None, *args, **kwargs)
         limit = {} if max_target_length is None else {"max_length": max_target_length}
-        options = {**kwargs, **limit}
         of_sources = self.backend_tokenizer.normalizer
         self.backend_tokenizer.normalizer = for_targets(of_sources)
         try:
-            targets = super().__call__(text_target, text_pair_target, None, None, *args, **options)
+            targets = super().__call__(
+                text_target, text_pair_target, None, None, *args, **kwargs | limit
+            )
         finally:
             self.backend_tokenizer.normalizer = of_sources
         if text is None:

@@ -84,6 +84,9 @@ def test_command_tells_an_option_that_nobody_knows(write_recipe, refused):
     fault = "unknown option --pretokenised; did you mean --pretokenized?"
     assert f"{recipe}: {fault}" in told
     assert f"vanilla-transformer: {fault}" in refused("train", "--pretokenised")
+    # A mistake of the command line is not the recipe's.
+    recipe = write_recipe("train: [a.de, a.en]\n")
+    assert recipe not in refused("train", recipe, "--pretokenised")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -80,8 +80,9 @@ def read_options(
         print(parser.format_help() + "\n" + trainer_parser.format_help(), flush=True)
         parser.exit()
     unknown = trainer_parser.parse_known_args(others)[1]
-    where = "" if set(unknown) <= set(argv) else f"{argv[0]}: "
-    refuse(unknown, parser, trainer_parser, where=where)
+    if of_recipe := [word for word in unknown if word not in argv]:
+        refuse(of_recipe, parser, trainer_parser, where=f"{argv[0]}: ")
+    refuse(unknown, parser, trainer_parser)
     _check_settings(parser, settings)
     arguments, unknown = trainer_parser.parse_args_into_dataclasses(
         others, return_remaining_strings=True
