@@ -107,9 +107,6 @@ PresetName = Literal["tiny", "small", "base", "big"]
 EngineName = Literal["torch", "ctranslate2"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
-# All linear layers of attention and feed-forward networks.
-LORA_TARGET_MODULES = ("qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2")
-
 _SOURCE_LANGUAGE = (
     "Language of the sources, for a model whose tokenizer names the languages of both sides: "
     "deu_Latn for NLLB, de for M2M100, de_DE for mBART-50. Default: the one that the tokenizer was "
@@ -318,8 +315,7 @@ class TrainSettings:
     resume: bool = _length("Continues from the last checkpoint in --output_dir.", False)
     init_from: str | None = _tuning(
         "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset and the tokenizer "
-        "options are ignored. --learning_rate is then 1e-4 by default, 1e-3 with --peft "
-        "lora, and --warmup_steps 100."
+        "options are ignored. --learning_rate is then 1e-4 by default, and --warmup_steps 100."
     )
     source_language: str | None = _tuning(f"For --init_from and --tokenizer. {_SOURCE_LANGUAGE}")
     target_language: str | None = _tuning(
@@ -332,16 +328,6 @@ class TrainSettings:
         "norms), embeddings (tables, and an output projection that is tied to one), or patterns of "
         "parameter names, such as 'model.encoder.layers.0.*'.",
         [],
-    )
-    peft: Literal["lora"] | None = _tuning(
-        "Trains an adapter instead of the model of --init_from: lora (Hu et al. 2021). The saved "
-        "model has it merged; its folder adapter/ has it separately, in PEFT's format."
-    )
-    lora_rank: int = _tuning("Rank of the matrices of --peft lora.", 16)
-    lora_alpha: float = _tuning("Scale of LoRA's output, times --lora_rank.", 32.0)
-    lora_dropout: float = _tuning("Dropout of LoRA's inputs.", 0.0)
-    lora_target_modules: list[str] | None = _tuning(
-        f"Linear layers that LoRA adapts. Default: {' '.join(LORA_TARGET_MODULES)}.", nargs="+"
     )
     max_validation_pairs: int | None = _evaluation(
         "Number of validation pairs that are scored: a sample from all over them, in which each "

@@ -172,11 +172,11 @@ def read_fields(monkeypatch):
 def test_training_reads_each_setting(corpus, tmp_path, read_fields):
     whole = build_settings(corpus, separate_vocabularies=True)
     streamed = build_settings(corpus, streaming=True, shuffle_buffer=60, validated=False)
-    adapted = build_settings(corpus, init_from=str(tmp_path / "whole"), peft="lora")
+    tuned = build_settings(corpus, init_from=str(tmp_path / "whole"))
     settings = [
         (whole, build_arguments(whole, tmp_path / "whole", max_steps=1)),
         (streamed, build_arguments(streamed, tmp_path / "streamed", max_steps=1)),
-        (adapted, build_arguments(adapted, tmp_path / "adapted", max_steps=1)),
+        (tuned, build_arguments(tuned, tmp_path / "tuned", max_steps=1)),
     ]
     read_fields.clear()
 

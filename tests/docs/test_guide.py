@@ -174,10 +174,10 @@ def test_commands_and_script_of_the_page_fine_tune_a_model(pretrained, capsys):
         exec(compile(block, page, "exec"), namespace)
 
     assert [words[1] for words in ran][:3] == ["import", "train", "evaluate"]
-    assert (pretrained / "runs" / "lora" / "adapter" / "adapter_config.json").exists()
     assert "trainable params" in capsys.readouterr().out
     before = AutoModelForSeq2SeqLM.from_pretrained("runs/opus").state_dict()
-    for name in ("mine", "lora", "script"):
+    assert list(Translator.from_pretrained("runs/lora").translate(["ein hund ."]))
+    for name in ("mine", "script"):
         assert list(Translator.from_pretrained(f"runs/{name}").translate(["ein hund ."]))
         after = AutoModelForSeq2SeqLM.from_pretrained(f"runs/{name}").state_dict()
         weight = "model.decoder.layers.0.fc1.weight"

@@ -76,7 +76,6 @@ def test_card_says_nothing_of_what_was_not_told(make_card, settings):
     [
         ({}, "(https://arxiv.org/abs/1706.03762), trained from scratch\nwith `vanilla"),
         ({"init_from": "org/base"}, "abs/1706.03762), fine-tuned from org/base\nwith `vanilla"),
-        ({"peft": "lora"}, "3 parameters were trained: adapters (LoRA), which have been merged."),
         ({"freeze": ["encoder", "*.bias"]}, "3 parameters were trained: encoder, *.bias were"),
     ],
 )

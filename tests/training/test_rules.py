@@ -127,7 +127,6 @@ def test_defaults_of_a_gpu_are_its_own(monkeypatch):
 # What is refused before a run starts
 
 TUNED = {"init_from": "runs/base"}
-LORA = {**TUNED, "peft": "lora"}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,6 @@ LORA = {**TUNED, "peft": "lora"}
         ({"bpe_dropout": 0.99, "moving_average": 0.99}, {"eval_strategy": "epoch"}),
         ({}, {"num_train_epochs": 0, "max_steps": 1}),
         ({**TUNED, "freeze": ["encoder"]}, {}),
-        ({**LORA, "lora_rank": 4}, {}),
         ({}, {"num_train_epochs": 0.5, "label_smoothing_factor": 0.99, "adam_beta2": 0.0}),
     ],
 )
@@ -200,7 +198,6 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ),
         ({"source_language": "de"}, {}, "--source_language needs the tokenizers of a saved"),
         ({"freeze": ["encoder"]}, {}, r"--freeze needs --init_from, got \['encoder'\]"),
-        (TUNED | {"lora_rank": 8}, {}, "--lora_rank needs --peft, got 8 without it"),
     ],
 )
 def test_setting_is_refused_when_no_run_can_follow_it(tmp_path, settings, given, message):

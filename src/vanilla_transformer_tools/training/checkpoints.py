@@ -33,9 +33,6 @@ from vanilla_transformer_tools.saved_folder import (
 )
 from vanilla_transformer_tools.text.filters import DROPPED_FILE, Corpus
 
-# Folder of the adapter that a run trained, beside the merged model.
-ADAPTER_FOLDER = "adapter"
-
 _AVERAGE_FILE = "moving_average.safetensors"
 
 # Marks a checkpoint that an early stop saved between the planned ones.
@@ -53,7 +50,6 @@ _LATE_FILES = (
     CARD_FILE,
     RESULTS_FILE,
     TARGET_FOLDER,
-    ADAPTER_FOLDER,
     "generation_config.json",
     "model*.safetensors",
     "tokenizer.json",

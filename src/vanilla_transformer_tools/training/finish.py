@@ -17,7 +17,12 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vanilla_transformer.tokenization_vanilla_transformer import language_tags
 from vanilla_transformer_tools.files import scratch_folder, share_weights
-from vanilla_transformer_tools.saved_folder import describe_model_files, shards_in, write_run
+from vanilla_transformer_tools.saved_folder import (
+    describe_model_files,
+    load_model,
+    shards_in,
+    write_run,
+)
 from vanilla_transformer_tools.settings import VALIDATION
 from vanilla_transformer_tools.sharing.model_card import (
     forget_results,
@@ -25,7 +30,6 @@ from vanilla_transformer_tools.sharing.model_card import (
     write_model_card,
 )
 from vanilla_transformer_tools.text.filters import FilteredPairs
-from vanilla_transformer_tools.training.adapters import merge_adapter
 from vanilla_transformer_tools.training.checkpoints import (
     checkpoint_folder,
     closed_checkpoints,
@@ -38,7 +42,6 @@ from vanilla_transformer_tools.training.plan import RunPlan
 from vanilla_transformer_tools.training.ranking import metric_of
 from vanilla_transformer_tools.training.reports import progress_shown
 from vanilla_transformer_tools.training.schedule import Schedule, StoppedBySignalError
-from vanilla_transformer_tools.training.start import load_weights
 from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer
 
 
@@ -180,7 +183,8 @@ def _best(trainer: TokenBatchTrainer, plan: RunPlan) -> Candidate | None:
             name = "best checkpoint" if scores is ranked[0] else "last update"
             return Candidate(name, scores=scores)
         if not step:
-            load = partial(load_weights, plan.settings, trainer.model)
+            base = str(plan.settings.init_from)
+            load = load_model(base, dtype=torch.float32).state_dict
             return Candidate("start, which no update made better", load, scores)
         folder = checkpoint_folder(plan.folder, step)
         if folder in closed_checkpoints(plan.folder) and with_intact_weights([folder]):
@@ -307,19 +311,13 @@ def results(
     }
 
 
-def save_folder(
-    trainer: TokenBatchTrainer, base: str | None, run: Mapping[str, Any], outcome: Outcome
-) -> None:
-    """Writes the model's folder; each file appears whole or not at all.
-
-    An adapter was trained for the model `base`.
-    """
+def save_folder(trainer: TokenBatchTrainer, run: Mapping[str, Any], outcome: Outcome) -> None:
+    """Writes the model's folder; each file appears whole or not at all."""
     if not trainer.is_world_process_zero():
         return
     folder, model = Path(trainer.args.output_dir), trainer.model
     with scratch_folder(folder, ".saving-") as unfinished:
         with failed_writes_named(folder):
-            merge_adapter(model, unfinished, base)
             model.save_pretrained(unfinished)
             trainer.tokenizers.save_pretrained(unfinished)
             share_weights(unfinished)

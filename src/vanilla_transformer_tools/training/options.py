@@ -16,9 +16,7 @@ from vanilla_transformer_tools.settings import PRESETS, TrainSettings
 _AVERAGED = 5
 
 # For a saved model: within the 2e-5 to 2e-4 at which large pretrained ones are usually fine-tuned.
-# An adapter, which begins at zero, needs about ten times as much.
 _FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
-_ADAPTER_RATE = 1e-3
 
 # For the matrices of Muon, times the rate.
 _DECAY_OF_MUON = 0.5
@@ -117,10 +115,10 @@ def consistent_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any]) -
 
 def default_schedule(settings: TrainSettings) -> dict[str, float]:
     """Default peak of the learning rate and updates until it."""
-    if not settings.init_from:
-        preset = PRESETS[settings.preset]
-        return {"learning_rate": preset.learning_rate, "warmup_steps": preset.warmup_steps}
-    return _FINE_TUNING | ({"learning_rate": _ADAPTER_RATE} if settings.peft else {})
+    if settings.init_from:
+        return _FINE_TUNING
+    preset = PRESETS[settings.preset]
+    return {"learning_rate": preset.learning_rate, "warmup_steps": preset.warmup_steps}
 
 
 def _of_the_machine(streaming: bool) -> dict[str, Any]:

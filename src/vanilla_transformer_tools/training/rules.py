@@ -12,7 +12,7 @@ import torch
 from datasets.config import DATASET_STATE_JSON_FILENAME
 from transformers import Seq2SeqTrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
-from transformers.utils import is_flash_attn_2_available, is_peft_available
+from transformers.utils import is_flash_attn_2_available
 
 from vanilla_transformer_tools.evaluation.metrics import METRICS, build_metrics
 from vanilla_transformer_tools.settings import CASINGS, TrainSettings
@@ -171,21 +171,21 @@ RULES: list[Rule] = [
         for name in (
             *("max_validation_pairs", "shuffle_buffer", "tokenizer_pairs", "filter_max_characters"),
             *CASINGS,
-            *("filter_max_ratio", "max_tokens_per_batch", "lora_rank", "early_stopping_patience"),
+            *("filter_max_ratio", "max_tokens_per_batch", "early_stopping_patience"),
             *("gradient_accumulation_steps", "per_device_eval_batch_size"),
         )
     ),
     *(
         _in_range(name, 0, math.inf)
         for name in (
-            *("max_minutes", "average_last", "r_drop", "lora_alpha", "learning_rate"),
+            *("max_minutes", "average_last", "r_drop", "learning_rate"),
             *("warmup_steps", "weight_decay", "max_grad_norm", "adam_epsilon"),
         )
     ),
     *(
         _in_range(name, 0, 1)
         for name in (
-            *("bpe_dropout", "moving_average", "lora_dropout", "adam_beta1", "adam_beta2"),
+            *("bpe_dropout", "moving_average", "adam_beta1", "adam_beta2"),
             "label_smoothing_factor",
         )
     ),
@@ -221,8 +221,6 @@ RULES: list[Rule] = [
     _needs("moving_average", "validation"),
     _needs("early_stopping_patience", "validation"),
     _needs("freeze", "init_from"),
-    _needs("peft", "init_from"),
-    *(_needs(f"lora_{name}", "peft") for name in ("rank", "alpha", "dropout", "target_modules")),
     *(
         _excludes("minutes", name, _BY_MINUTES)
         for name in (
@@ -241,11 +239,6 @@ RULES: list[Rule] = [
     _excludes("symbols", "tokenizer", "a saved vocabulary has its own symbols"),
     _excludes(
         "tag_column", "target_language", "a column names a language for each pair, not for all"
-    ),
-    _excludes(
-        "peft",
-        "freeze",
-        "everything but the adapters is frozen; choose their layers by --lora_target_modules",
     ),
     _excludes("streaming", "bpe_dropout", "BPE-dropout needs all words of the corpus in advance"),
     _excludes(
@@ -325,10 +318,6 @@ RULES: list[Rule] = [
         lambda o: o.attn_implementation == "flash_attention_2" and not is_flash_attn_2_available(),
         "--attn_implementation flash_attention_2 needs the package flash-attn, which is not "
         "installed. Install it, or leave the option out.",
-    ),
-    _refused(
-        lambda o: o.peft and not is_peft_available(),
-        "--peft needs the package peft. Install it: pip install -e '.[peft]'",
     ),
     lambda o: "\n".join(
         f"--validation must hold other pairs than --train, got {path!r} for both, which has one "

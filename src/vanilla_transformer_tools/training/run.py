@@ -81,7 +81,7 @@ def train(
         log = JsonLinesLog(folder / LOG_FILE, first_update)
         outcome, interruption = finished(plan, trainer, schedule, log)
         record |= results(trainer, corpus.filtered, outcome, log.minutes, interruption)
-        save_folder(trainer, settings.init_from, record, outcome)
+        save_folder(trainer, record, outcome)
     PartialState().print(_whereabouts(folder))
     if interruption:
         raise interruption

@@ -1,7 +1,6 @@
 """The tokenizers and the model that a run starts with: its config, and what is trained of it.
 
-Of a saved model that is all, all but what is frozen, or an adapter (LoRA, Hu et al. 2021), which
-is merged.
+Of a saved model that is all, or all but what is frozen.
 """
 
 import copy
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import CONFIG_NAME
@@ -44,7 +43,6 @@ from vanilla_transformer_tools.settings import (
 from vanilla_transformer_tools.text.casing import Casing
 from vanilla_transformer_tools.text.token_ids import learn_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.adapters import add_lora
 
 # Config fields that the command line sets by other options.
 _SET_ELSEWHERE = {
@@ -177,8 +175,7 @@ def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start
     Raises:
         ValueError: If model, tokenizers and settings do not fit together.
     """
-    # With an adapter a checkpoint is no model yet; Trainer loads it when there is one.
-    saved = str(checkpoint) if checkpoint and not settings.peft else settings.init_from
+    saved = str(checkpoint) if checkpoint else settings.init_from
     name = saved or settings.tokenizer
     if name is None:
         return NEW
@@ -337,13 +334,11 @@ def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
 
 
 def choose_parameters(model: PreTrainedModel, settings: TrainSettings) -> None:
-    """Freezes the parameters that the settings name, or gives linear layers adapters.
+    """Freezes the parameters that the settings name.
 
     Raises:
-        ValueError: If a pattern or a name of a module matches nothing, or all is frozen.
+        ValueError: If a pattern matches nothing, or all is frozen.
     """
-    if settings.peft:
-        add_lora(model, settings)
     patterns = settings.freeze
     if not patterns:
         return
@@ -380,23 +375,6 @@ def _matches(name: str, pattern: str) -> bool:
     if pattern in _PARTS:
         return pattern == next((part for part, names in _PARTS.items() if names.match(name)), None)
     return fnmatchcase(name, pattern)
-
-
-def load_weights(settings: TrainSettings, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights with which a run began that fine-tunes a saved model.
-
-    Args:
-        settings: Settings of the run, with `init_from`.
-        model: The trained model.
-    """
-    if settings.peft:
-        # An adapter adds nothing while one of its two matrices is zero.
-        state = model.state_dict()
-        return {name: torch.zeros_like(state[name]) for name in state if ".lora_B." in name}
-    weights: dict[str, Tensor] = load_model(
-        str(settings.init_from), dtype=torch.float32
-    ).state_dict()
-    return weights
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
