@@ -69,8 +69,6 @@ def pytest_collection_finish() -> None:
         memory.gc = SimpleNamespace(collect=lambda: None)
     if jinja2 := sys.modules.get("jinja2"):
         jinja2.Environment.compile = cache(jinja2.Environment.compile)
-    if reports := sys.modules.get("vanilla_transformer_tools.training.reports"):
-        reports.TRIED_BATCHES = 2
 
 
 @pytest.fixture(scope="session")

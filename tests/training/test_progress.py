@@ -141,7 +141,7 @@ def train(corpus, folder):
     validation = [corpus / f"validation.{language}" for language in ("de", "en")]
     options = [*training_options(corpus), "--validation", *validation, "--output_dir", folder]
     options += ["--disable_tqdm", "false", "--early_stopping_patience", "2"]
-    options += ["--num_train_epochs", "2", "--logging_steps", "2"]
+    options += ["--num_train_epochs", "2", "--logging_steps", "2", "--warmup_steps", "0"]
     options += ["--max_tokens_per_batch", "4000", "--max_validation_pairs", "4"]
     main(["train", *map(str, options)])
 
@@ -154,7 +154,7 @@ def test_run_in_a_pipe_prints_a_line_for_each_report(corpus, tmp_path, capfd, ca
     assert err == ""
     assert caplog.messages == []
     assert "\r" not in out
-    lines = out[out.index("counted)") :].splitlines()[1:]
+    lines = out[out.index("batches  ") :].splitlines()[1:]
     assert re.fullmatch(
         r"step \d+/(\d+)  epoch \d\.\d\d  loss \d\.\d{3}  learning rate \d\.\d\de-\d\d  "
         r"[\d,]+ tokens/s  \d\d:\d\d left",
@@ -173,7 +173,7 @@ def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
         train(corpus, tmp_path / "run")
 
     lines = screen.lines
-    lines = lines[next(row for row, line in enumerate(lines) if "counted" in line) + 1 :]
+    lines = lines[next(row for row, line in enumerate(lines) if line.startswith("batches")) + 1 :]
     first_words = [line.split()[0] for line in lines]
     assert first_words == ["step", "step", "trained", "bleu", "train", "The", "translate"]
     assert re.search(r"^train \|█+\| (\d+)/\1, 00:00 left, loss .*, bleu .* tokens/s$", lines[4])

@@ -107,11 +107,15 @@ def fitted(
 
 def _try(trainer: TokenBatchTrainer) -> None:
     """Trains on a batch, beside tensors as large as the two moments of Adam; keeps nothing."""
-    weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    model = trainer.model.train()
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     moments = [torch.empty_like(weight) for weight in weights for _ in range(2)]
-    with torch.random.fork_rng():
-        trainer.try_batch(next(iter(trainer.get_train_dataloader())))
-    trainer.model.zero_grad()
+    with torch.random.fork_rng(), trainer.accelerator.autocast():
+        batch = next(iter(trainer.get_train_dataloader()))
+        inputs = {name: tensor.to(trainer.args.device) for name, tensor in batch.items()}
+        loss = trainer.compute_loss(model, inputs)
+    loss.backward()
+    model.zero_grad()
     del moments
 
 

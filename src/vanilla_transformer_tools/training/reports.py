@@ -1,20 +1,17 @@
-"""Output of a run: a forecast of sizes, memory and time, then progress and a log.
+"""Output of a run: a summary of data and model, then progress and a log.
 
 Progress is one bar on a terminal, and one line a report in a file or a pipe.
 """
 
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from accelerate import PartialState
 from torch.utils.data import DataLoader
@@ -35,52 +32,19 @@ from vanilla_transformer_tools.training.schedule import Schedule
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
 _NOT_FINITE = ("nan", "inf", "-inf")
-# Most batches that are tried; fewer if they are slow.
-TRIED_BATCHES = 6
-SECONDS_OF_TRIAL = 3.0
 # Names of the types of products.
 _PRODUCTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "float32"}
 # Arguments of a tokenizer for the text of each side.
 _ARGUMENTS = {"source": "text", "target": "text_target"}
 
 
-def forecast(
-    trainer: TokenBatchTrainer, first_update: int, minutes_left: float | None = None
-) -> Iterator[str]:
-    """Describes a run before its first update, after some batches that are tried.
+def summary(trainer: TokenBatchTrainer, minutes_left: float | None = None) -> Iterator[str]:
+    """Describes a run before its first update.
 
     Args:
         trainer: Ready to train.
-        first_update: Number of updates before it, in a run that is resumed.
         minutes_left: Minutes until the end; None: the number of updates decides.
     """
-    yield from _sizes(trainer)
-    arguments, data = trainer.args, trainer.data
-    # In epochs, or what a stream has in their place.
-    length = arguments.gradient_accumulation_steps / data.batches
-    by_epochs = arguments.max_steps <= 0
-    updates = arguments.num_train_epochs / length if by_epochs else arguments.max_steps
-    warmup = arguments.get_warmup_steps(round(updates))
-    if minutes_left is None and 2 * warmup > round(updates):
-        yield (
-            f"warm-up     {warmup:,} updates, of {updates:,.0f} in all: train longer, or shorten "
-            "it with --warmup_steps"
-        )
-    seconds, gigabytes = _try_batches(trainer)
-    yield f"memory      about {gigabytes:.1f} GB"
-    minutes = seconds * data.batches / 60
-    if minutes_left is None:
-        periods = max(0, updates - first_update) * length
-        several = "epochs" if data.is_corpus else "buffers"
-        end = f"{periods:.3g} {several} end {_moment(60 * minutes * periods)}"
-    else:
-        end = f"the run ends {_moment(60 * max(0.0, minutes_left))} (evaluation counted)"
-    yield f"time        about {minutes:.1f} minutes {data.period}; {end}"
-    if minutes_left is None:
-        yield "            (evaluation not counted)"
-
-
-def _sizes(trainer: TokenBatchTrainer) -> Iterator[str]:
     arguments, model, data = trainer.args, trainer.model, trainer.data
     vocabulary = f"vocabulary {model.config.vocab_size:,}"
     if not trainer.tokenizers.is_joint:
@@ -93,6 +57,19 @@ def _sizes(trainer: TokenBatchTrainer) -> Iterator[str]:
     of_which = f", of which {trained:,} are trained" * (trained < model.num_parameters())
     yield f"parameters  {model.num_parameters():,}{of_which}, {vocabulary}"
     yield f"batches     {data.describe_batches()}"
+    if minutes_left is not None:
+        end = time.strftime("%A, %H:%M", time.localtime(time.time() + 60 * minutes_left))
+        yield f"time        the run ends on {end} (evaluation counted)"
+        return
+    updates = arguments.max_steps
+    if updates <= 0:
+        updates = arguments.num_train_epochs * data.batches / arguments.gradient_accumulation_steps
+    warmup = arguments.get_warmup_steps(round(updates))
+    if 2 * warmup > round(updates):
+        yield (
+            f"warm-up     {warmup:,} updates, of {updates:,.0f} in all: train longer, or shorten "
+            "it with --warmup_steps"
+        )
 
 
 def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
@@ -105,41 +82,6 @@ def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
                 f"unknown     {unknown.total():,} tokens of the validation {side}s: "
                 f"{most_frequent(unknown)}"
             )
-
-
-def _moment(seconds: float) -> str:
-    """The time in `seconds` from now, with its day unless that is today."""
-    now = time.time()
-    then = time.localtime(now + seconds)
-    is_today = then[:3] == time.localtime(now)[:3]
-    return time.strftime("at %H:%M" if is_today else "on %A, %Y-%m-%d, at %H:%M", then)
-
-
-def _try_batches(trainer: TokenBatchTrainer) -> tuple[float, float]:
-    """Seconds per batch and gigabytes for the run, measured with forward and backward passes."""
-    model, arguments = trainer.model.train(), trainer.args
-    # Trainer does this when it begins to train. The first name is that since Transformers 5.21.
-    kind = "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"
-    if getattr(arguments, f"{kind}_checkpointing"):
-        given = dict(getattr(arguments, f"{kind}_checkpointing_kwargs") or {})
-        layers = {key: given.pop(key) for key in ("every_n_layers", "offload") if key in given}
-        getattr(model, f"{kind}_checkpointing_enable")(given or None, **layers)
-    # A small corpus may have a single batch, which is then tried several times.
-    batches = cycle(trainer.get_train_dataloader())
-    seconds: list[float] = []
-    with torch.random.fork_rng():
-        # The first one warms up; the others have about as many tokens, but not the same shape.
-        while len(seconds) < 2 or (
-            sum(seconds[1:]) < SECONDS_OF_TRIAL and len(seconds) < TRIED_BATCHES
-        ):
-            seconds.append(trainer.try_batch(next(batches)))
-    model.zero_grad()
-    if arguments.device.type == "cuda":
-        memory = torch.cuda.max_memory_allocated()
-    else:
-        memory = psutil.Process().memory_info().rss
-    adam_moments = 8 * model.num_parameters(only_trainable=True)
-    return statistics.fmean(seconds[1:]), (memory + adam_moments) / 1e9
 
 
 @contextmanager

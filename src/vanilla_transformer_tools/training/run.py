@@ -28,7 +28,7 @@ from vanilla_transformer_tools.training.finish import finished, results, save_fo
 from vanilla_transformer_tools.training.options import bf16_is_faster_on_cpu
 from vanilla_transformer_tools.training.plan import Machine, RunPlan, plan_run, with_precision
 from vanilla_transformer_tools.training.record import record_of
-from vanilla_transformer_tools.training.reports import JsonLinesLog, forecast
+from vanilla_transformer_tools.training.reports import JsonLinesLog, summary
 from vanilla_transformer_tools.training.rules import check_settings
 from vanilla_transformer_tools.training.schedule import Schedule, interrupts_stop
 from vanilla_transformer_tools.training.start import Start, load_start
@@ -75,7 +75,7 @@ def train(
     schedule = Schedule(plan.settings, started, checkpoint, plan.last_evaluations)
     with opened_run(folder, checkpoint, record, corpus), interrupts_stop(schedule):
         first_update = record["first_update"]
-        lines = forecast(trainer, first_update, schedule.minutes_left)
+        lines = summary(trainer, schedule.minutes_left)
         for line in chain(corpus.filtered.summary(), plan.describe(), lines):
             PartialState().print(line)
         log = JsonLinesLog(folder / LOG_FILE, first_update)

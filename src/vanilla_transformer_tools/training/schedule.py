@@ -144,7 +144,7 @@ class Schedule(TrainerCallback):
         if not self.share_left and not state.global_step:
             raise ValueError(
                 f"The {self.seconds / 60:g} minutes of this run are over before its first update: "
-                f"reading the pairs and trying batches took {self.first_time - self.started:.0f} "
+                f"reading the pairs took {self.first_time - self.started:.0f} "
                 f"seconds, and {self._reserve(self.seconds):.0f} are reserved for the last "
                 "evaluation. Give more --minutes, or fewer pairs."
             )

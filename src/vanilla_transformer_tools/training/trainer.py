@@ -6,7 +6,6 @@ It overrides public methods alone; whatever comes between updates is a callback.
 import copy
 import logging
 import math
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -187,18 +186,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.tokenizers.save_target(folder)
             if self.moving_average:
                 self.moving_average.save(folder)
-
-    def try_batch(self, batch: Any) -> float:
-        """Runs forward and backward pass of a batch, and returns the seconds that they took."""
-        self.model.train()
-        inputs = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
-        started = time.monotonic()
-        with self.accelerator.autocast():
-            loss = self.compute_loss(self.model, inputs)
-        loss.backward()
-        # Reading the value waits for the device.
-        loss.item()
-        return time.monotonic() - started
 
     def check_losses(self) -> None:
         """Rejects losses that are not finite, within `UPDATES_BETWEEN_LOOKS`.
