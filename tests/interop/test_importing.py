@@ -330,7 +330,6 @@ def test_imported_folder_loads_and_generates_like_its_source(saved, tmp_path, ca
     [
         (lambda folder: [file.unlink() for file in folder.iterdir()], "a model of Transformers"),
         (lambda folder: change_weights(folder, extra=torch.ones(2)), "unknown to its config"),
-        (lambda folder: name_shards(folder, "a.safetensors"), "got no a.safetensors. Copy the mo"),
         (lambda folder: change(folder, decoder_layers=4), "missing"),
         (lambda folder: change(folder, model_type="t5"), "got 't5'"),
         (lambda folder: change(folder, activation_function="magic"), "got 'magic'"),
@@ -366,11 +365,6 @@ def change_weights(folder, **tensors):
     save_file({**load_file(file), **tensors}, file, {"format": "pt"})
 
 
-def name_shards(folder, *names):
-    index = json.dumps({"weight_map": dict(enumerate(names))})
-    (folder / "model.safetensors.index.json").write_text(index)
-
-
 @pytest.mark.parametrize("exact", [torch.float32, torch.float16])
 def test_rounding_of_16_bits_is_told_from_mistakes_in_float32(saved, tmp_path, monkeypatch, exact):
     M2M100ForConditionalGeneration.from_pretrained(saved).half().save_pretrained(saved)
@@ -400,10 +394,10 @@ def test_pickled_weights_come_in_unless_they_hold_more_than_tensors(saved, tmp_p
     torch.save(weights, pickled)
     import_model(str(saved), tmp_path / "ours")
     pickled.write_bytes(pickled.read_bytes()[:-999])
-    with pytest.raises(ValueError, match=r"m2m' are damaged, or no file of tensors: "):
+    with pytest.raises(ValueError, match=r"m2m' must be tensors that can be read"):
         import_model(str(saved), tmp_path / "cut")
     torch.save({**weights, "extra": RunsCode()}, pickled)
-    with pytest.raises(ValueError, match="plain values only, got objects whose loading may"):
+    with pytest.raises(ValueError, match=r"without running code, got: .*print"):
         import_model(str(saved), tmp_path / "evil")
 
     assert "never" not in capsys.readouterr().out

@@ -60,7 +60,7 @@ def test_shards_are_read_by_their_index_and_faults_named(shards):
     with pytest.raises(ValueError, match=r"tensor once, got 'a' in '1\.safetensors'"):
         read_tensors(shards)
     (shards / "1.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"index.json lists, got no 1.safetensors. Copy the model"):
+    with pytest.raises(FileNotFoundError, match=r"1\.safetensors"):
         read_tensors(shards)
     for listed in (None, [], {"a": 1}, {"a": ["b"]}, {"a": "../0.pt"}):
         (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
@@ -89,7 +89,7 @@ def test_folder_must_hold_one_model(tmp_path, names, got):
 def test_objects_that_could_run_code_are_refused(tmp_path, capsys, content, example, zipped):
     torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
 
-    with pytest.raises(ValueError, match=rf"as \S*{example}. If you trust .* safetensors"):
+    with pytest.raises(ValueError, match=rf"without running code, got: .*{example}.* safetensors"):
         read_tensors(tmp_path / "w.pt")
 
     assert "never" not in capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_cut_file_is_refused(tmp_path, name, save, kept):
     save(TENSORS, tmp_path / name)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:kept])
 
-    with pytest.raises(ValueError, match=rf"{name}' are damaged, or no file of tensors.*Copy") as e:
+    with pytest.raises(ValueError, match=rf"{name}' must be tensors .*\. Copy them again") as e:
         read_tensors(tmp_path / name)
     assert "weights_only" not in str(e.value)
 

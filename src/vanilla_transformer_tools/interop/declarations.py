@@ -6,7 +6,7 @@ of the same notation, without a config of the source to take values from.
 
 import copy
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, reduce
@@ -75,7 +75,6 @@ class Declaration:
 
     Attributes:
         weights: Which tensors become which.
-        own_rules: Targets of a mapping's own rules, each of which must be of use.
         defaults: Fields of the source's config that may be absent.
         config: Fields of our config and the names of the source's fields they are taken from.
         values: By the source's field: its values that are called otherwise here.
@@ -85,7 +84,6 @@ class Declaration:
     """
 
     weights: WeightMap
-    own_rules: Sequence[str]
     defaults: dict[str, Any] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
     values: dict[str, dict[Any, Any]] = field(default_factory=dict)
@@ -122,18 +120,17 @@ class Declaration:
             content = parse_yaml(read_text(file))
         except ValueError as error:
             raise ValueError(f"{file} must be YAML, got text that is none: {error}") from error
-        faults = _faults_of_mapping(content)
-        if faults:
+        if faults := [*_faults_of_mapping(content)]:
             raise ValueError(f"{file} must be a mapping of weights, got:\n" + "\n".join(faults))
         try:
-            return cls._from(_complete(content), [*content.get("tensors", {})])
+            return cls._from(_complete(content))
         except ValueError as error:
             raise ValueError(f"{file} must have rules that can be read, got:\n{error}") from error
 
     @classmethod
-    def _from(cls, content: dict[str, Any], own_rules: Sequence[str] = ()) -> "Declaration":
+    def _from(cls, content: dict[str, Any]) -> "Declaration":
         rules = [content.pop(name, {}) for name in ("tensors", "ignored", "older")]
-        return cls(WeightMap(*rules), own_rules, **content)
+        return cls(WeightMap(*rules), **content)
 
     def fields(self, source: Fields) -> dict[str, Any]:
         """Fields of our config, from the source's fields; one that is absent there is None."""
@@ -237,10 +234,6 @@ class Source:
             model.generation_config = copy.deepcopy(self.generation_config)
         targets, tied = shapes_of(untied_tensors(model)), model.all_tied_weights_keys
         plan = self.declaration.weights.plan(targets, shapes_of(self.tensors), tied)
-        for rule in self.declaration.own_rules:
-            weights = WeightMap({rule: rule})
-            if not any(weights.pieces_of(name, ()) for name in (*targets, *tied)):
-                faults.append(f"{rule}: none of our tensors has such a name")
         return model, replace(plan, faults=faults + plan.faults)
 
     def one_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -311,36 +304,23 @@ def _complete(content: dict[str, Any]) -> dict[str, Any]:
     return {**complete, "ignored": ignored}
 
 
-def _faults_of_mapping(content: Any) -> list[str]:
+def _faults_of_mapping(content: Any) -> Iterator[str]:
     """Faults of a user's mapping, apart from its rules."""
     if not isinstance(content, dict):
-        return [f"no sections, but {content!r:.60}; begin with `constants:` and `tensors:`"]
-    faults = [
-        f"`{name}`: no such section; it must be one of {', '.join(_SECTIONS_OF_A_MAPPING)}"
-        for name in content
-        if name not in _SECTIONS_OF_A_MAPPING
-    ]
-    sections: dict[str, Any] = {}
-    for name, kind in _SECTIONS_OF_A_MAPPING.items():
-        sections[name] = content.get(name, kind())
-        if not isinstance(sections[name], kind):
-            faults.append(f"`{name}` must be a {kind.__name__}, got {content[name]!r:.60}")
-            sections[name] = kind()
-    if "extends" in content and content["extends"] not in _EXTENDABLE:
-        faults.append(
-            f"`extends` must be {' or '.join(_EXTENDABLE)}, got {content['extends']!r:.60}"
-        )
+        yield f"no sections, but {content!r:.60}; begin with `constants:` and `tensors:`"
+        return
+    for name, value in content.items():
+        if name not in _SECTIONS_OF_A_MAPPING:
+            yield f"`{name}`: no such section; it must be {', '.join(_SECTIONS_OF_A_MAPPING)}"
+        elif not isinstance(value, kind := _SECTIONS_OF_A_MAPPING[name]):
+            yield f"`{name}` must be a {kind.__name__}, got {value!r:.60}"
+    if content.get("extends", _EXTENDABLE[0]) not in _EXTENDABLE:
+        yield f"`extends` must be {' or '.join(_EXTENDABLE)}, got {content['extends']!r:.60}"
     if "prefix" in content and "extends" not in content:
-        faults.append("`prefix` must come with `extends`, to whose names it is added")
-    faults += [
-        f"`ignored` must list patterns of names, got {pattern!r:.60}"
-        for pattern in sections["ignored"]
-        if not isinstance(pattern, str)
-    ]
-    known = VanillaTransformerConfig.__annotations__
-    for name in sections["constants"]:
+        yield "`prefix` must come with `extends`, to whose names it is added"
+    known, constants = VanillaTransformerConfig.__annotations__, content.get("constants")
+    for name in constants if isinstance(constants, dict) else ():
         if name not in known:
             nearest = difflib.get_close_matches(str(name), known, n=1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            faults.append(f"`{name}` is no field of {VanillaTransformerConfig.__name__}{hint}")
-    return faults
+            yield f"`{name}` is no field of {VanillaTransformerConfig.__name__}{hint}"

@@ -6,10 +6,8 @@ that it sees single characters, and Unicode's own composition does the rest.
 """
 
 import re
-import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -34,90 +32,55 @@ _BLANK = "\u2581"
 # becomes one `<unk>`, and after the tag that a text begins with or inside another one.
 _BETWEEN_RULES, _BETWEEN_CHARACTERS, _UNKNOWN_RUN, _TAG = "\ufdd0\ufdd1\ufdd2\ufdd3"
 # Kinds of pieces, and of models, in SentencePiece's file.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_NORMAL, _UNKNOWN, _, _USER_DEFINED, _, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
 # Of each of two kinds.
 _SAMPLE_LINES = 500
 
 
-@dataclass(frozen=True)
-class SentencePiece:
-    """Content of a SentencePiece model.
+def read_pieces(file: Path) -> Any:
+    """A SentencePiece model, as the message of the library.
 
-    Attributes:
-        pieces: Text, score and kind of each.
-        kind: 1 for Unigram, 2 for BPE.
-        charsmap: Rules of the normaliser, compiled; empty: there are none.
-        has_dummy_prefix: Whether a blank is put before the text.
-        strips: Whether blanks at the ends go, and of several in a row all but one.
+    Raises:
+        ImportError: If `sentencepiece` or `protobuf` are not installed.
+        ValueError: If it is damaged, or of a kind that cannot be expressed.
+        OSError: If there is none.
     """
-
-    pieces: list[tuple[str, float, int]]
-    kind: int
-    charsmap: bytes
-    has_dummy_prefix: bool
-    strips: bool
-
-    @classmethod
-    def read(cls, file: Path) -> "SentencePiece":
-        """Reads a file.
-
-        Raises:
-            ImportError: If `sentencepiece` or `protobuf` are not installed.
-            ValueError: If it is damaged, or of a kind that cannot be expressed.
-            OSError: If there is none.
-        """
-        try:
-            from google.protobuf.message import DecodeError
-            from sentencepiece.sentencepiece_model_pb2 import ModelProto
-        except ImportError as error:
-            raise ImportError(
-                "Models of SentencePiece need the packages `sentencepiece` and `protobuf`. "
-                "Install them: pip install -e '.[import]'"
-            ) from error
-        model = ModelProto()
-        try:
-            model.ParseFromString(file.read_bytes())
-        except DecodeError as error:
-            raise ValueError(
-                f"{file} must be a model of SentencePiece, got a damaged or other file. Copy it "
-                "again."
-            ) from error
-        trainer, normaliser = model.trainer_spec, model.normalizer_spec
-        kinds = {piece.type for piece in model.pieces}
-        if (
-            trainer.model_type not in (_UNIGRAM, _BPE)
-            or not kinds
-            or kinds & {_USER_DEFINED, _BYTE}
-            or trainer.treat_whitespace_as_suffix
-        ):
-            raise ValueError(
-                f"{file} must be a Unigram or a BPE model without symbols of its user, bytes and "
-                f"blanks as suffixes, got kind {trainer.model_type} with pieces of the kinds "
-                f"{', '.join(map(str, sorted(kinds))) or 'none'}."
-            )
-        return cls(
-            [(piece.piece, piece.score, piece.type) for piece in model.pieces],
-            trainer.model_type,
-            normaliser.precompiled_charsmap,
-            normaliser.add_dummy_prefix,
-            normaliser.remove_extra_whitespaces,
+    try:
+        from google.protobuf.message import DecodeError
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    except ImportError as error:
+        raise ImportError(
+            "Models of SentencePiece need the packages `sentencepiece` and `protobuf`. "
+            "Install them: pip install -e '.[import]'"
+        ) from error
+    try:
+        model = ModelProto.FromString(file.read_bytes())
+    except DecodeError as error:
+        raise ValueError(
+            f"{file} must be a model of SentencePiece, got a damaged or other file. Copy it again."
+        ) from error
+    trainer, kinds = model.trainer_spec, {piece.type for piece in model.pieces}
+    is_known = trainer.model_type in (_UNIGRAM, _BPE) and not kinds & {_USER_DEFINED, _BYTE}
+    if not (is_known and kinds) or trainer.treat_whitespace_as_suffix:
+        raise ValueError(
+            f"{file} must be a Unigram or a BPE model without symbols of its user, bytes and "
+            f"blanks as suffixes, got kind {trainer.model_type} with pieces of the kinds "
+            f"{', '.join(map(str, sorted(kinds))) or 'none'}."
         )
+    return model
 
-    def ids(self) -> dict[str, int]:
-        """Ids of the pieces themselves, with the usual names of the special ones."""
-        return {
-            UNKNOWN if kind == _UNKNOWN else piece: place
-            for place, (piece, _, kind) in enumerate(self.pieces)
-        }
 
-    def matched(self) -> dict[str, float]:
-        """Scores of the pieces that text is split into."""
-        return {piece: score for piece, score, kind in self.pieces if kind == _NORMAL}
+def piece_ids(model: Any) -> dict[str, int]:
+    """Ids of the pieces themselves, with the usual name of the unknown one."""
+    return {
+        UNKNOWN if piece.type == _UNKNOWN else piece.piece: place
+        for place, piece in enumerate(model.pieces)
+    }
 
 
 def sentencepiece_backend(
-    model: SentencePiece,
+    model: Any,
     entries: Mapping[str, int],
     tags: Sequence[str] | None = None,
     special: Sequence[str] = (END, UNKNOWN, PAD),
@@ -127,7 +90,7 @@ def sentencepiece_backend(
     Entries of the table that are none of its pieces keep their ids, and no text becomes one.
 
     Args:
-        model: Splits text.
+        model: What `read_pieces` returns; it splits text.
         entries: Ids by token, `<unk>` among them.
         tags: Entries such as `>>deu<<` that a text may begin with, and no others; None: none.
         special: Entries that are found in text as a whole, and that decoding may leave out.
@@ -135,7 +98,7 @@ def sentencepiece_backend(
     Raises:
         ValueError: If the table lacks a piece, for which the original gives `<unk>`.
     """
-    scores = model.matched()
+    scores = {piece.piece: piece.score for piece in model.pieces if piece.type == _NORMAL}
     known = {piece for piece in scores if len(piece) == 1}
     if parts := set("".join(scores)) - known:
         raise ValueError(f"pieces of the model have {min(parts)!r}, which is none itself")
@@ -149,9 +112,9 @@ def sentencepiece_backend(
     runs = {token for token in entries if token not in named and not set(token) & known}
     # A whole one must be better than its parts.
     scores |= {run: len(run) - 1.0 for run in runs}
-    backend = Tokenizer(_vocabulary(model.kind, entries, scores, named))
+    backend = Tokenizer(_vocabulary(model.trainer_spec.model_type, entries, scores, named))
     tag = "|".join(map(re.escape, tags or ())) or "(?!)"
-    steps = list(_normaliser(model, None if tags is None else tag))
+    steps = list(_normaliser(model.normalizer_spec, None if tags is None else tag))
     if runs:
         steps += _joining_unknown(runs, known, tag)
     for start in {one[1:3] for one in tags or ()}:
@@ -261,7 +224,7 @@ def fast_pair(pair: TokenizerPair) -> TokenizerPair:
 
 
 def _fast_marian(slow: Any) -> TokenizerPair:
-    models = [SentencePiece.read(Path(file)) for file in slow.spm_files]
+    models = [read_pieces(Path(file)) for file in slow.spm_files]
     tables = [slow.encoder, slow.target_encoder if slow.separate_vocabs else slow.encoder]
     settings = {"model_max_length": slow.model_max_length}
     tags = slow.supported_language_codes
@@ -275,7 +238,7 @@ def _fast_marian(slow: Any) -> TokenizerPair:
 
 
 def _fast_m2m100(slow: Any) -> PreTrainedTokenizerBase:
-    model = SentencePiece.read(Path(slow.spm_file))
+    model = read_pieces(Path(slow.spm_file))
     table = {**slow.encoder, **slow.lang_token_to_id}
     backend = sentencepiece_backend(model, table, special=slow.all_special_tokens)
     # The class of NLLB, which puts codes beside the text in the same way.
@@ -310,18 +273,18 @@ def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
                 yield piece[:cut], piece[cut:]
 
 
-def _normaliser(model: SentencePiece, tag: str | None) -> Iterator[normalizers.Normalizer]:
-    """Steps of the model; what a text begins with and the pattern matches is kept, and marked."""
+def _normaliser(spec: Any, tag: str | None) -> Iterator[normalizers.Normalizer]:
+    """Steps of a model; what a text begins with and the pattern matches is kept, and marked."""
     if tag is not None:
         yield normalizers.Replace(Regex(rf"\A(?:{tag})\K"), _TAG)
         other = rf"(?m)\A(?!(?:{tag}){_TAG})>>(?:(?!<<).)*<<"
         yield normalizers.Replace(Regex(other), _UNKNOWN_RUN + _TAG)
-    if model.charsmap:
-        yield from _rules(model.charsmap)
-    if model.strips:
+    if spec.precompiled_charsmap:
+        yield from _rules(spec.precompiled_charsmap)
+    if spec.remove_extra_whitespaces:
         yield normalizers.Replace(Regex(" {2,}"), " ")
         yield normalizers.Replace(Regex(rf"\A |(?<={_TAG}) | \z"), "")
-    if model.has_dummy_prefix:
+    if spec.add_dummy_prefix:
         yield normalizers.Prepend(_BLANK)
         yield normalizers.Replace(Regex(rf"\A{_BLANK}(?=[^{_TAG}]+{_TAG})"), "")
         yield normalizers.Replace(Regex(rf"(?m){_TAG}(?=.)"), _TAG + _BLANK)
@@ -332,7 +295,11 @@ def _normaliser(model: SentencePiece, tag: str | None) -> Iterator[normalizers.N
 @cache
 def _rules(charsmap: bytes) -> list[normalizers.Normalizer]:
     """Steps that replace text as the longest fitting rules do, from left to right."""
-    rules = dict(_compiled_rules(charsmap))
+    from sentencepiece import SentencePieceNormalizer
+    from sentencepiece.sentencepiece_model_pb2 import NormalizerSpec
+
+    spec = NormalizerSpec(precompiled_charsmap=charsmap)
+    rules = dict(SentencePieceNormalizer(normalizer_spec=spec).Decompile())
     joined = [rule for rule in rules if len(rule) > 1]
     steps = [
         normalizers.NFC(),
@@ -353,33 +320,6 @@ def _rules(charsmap: bytes) -> list[normalizers.Normalizer]:
         begins = rf"(?=.{_one_of({rule[1] for rule in joined})}){_any_of(joined)}"
         newer.insert(0, normalizers.Replace(Regex(rf"(?m)(?:{begins}|.)\K"), _BETWEEN_RULES))
     return [*newer, *steps, normalizers.Replace(_BETWEEN_RULES, "")]
-
-
-def _compiled_rules(charsmap: bytes) -> Iterator[tuple[str, str]]:
-    """Texts and their replacements, from a double array (darts-clone) and the texts after it."""
-    (size,) = struct.unpack_from("<I", charsmap)
-    units = struct.unpack_from(f"<{size // 4}I", charsmap, 4)
-    texts = charsmap[4 + size :]
-
-    def children(place: int) -> int:
-        unit = units[place]
-        return place ^ ((unit >> 10) << ((unit & 0x200) >> 6))
-
-    # A unit names the byte by which its place differs from the place of its siblings.
-    siblings: dict[int, list[int]] = defaultdict(list)
-    for place, unit in enumerate(units):
-        if 0 < unit & 0x800000FF < 256:
-            siblings[place ^ (unit & 0xFF)].append(unit & 0xFF)
-    waiting = [(children(0), b"")]
-    while waiting:
-        first, prefix = waiting.pop()
-        for byte in sorted(siblings[first]):
-            place = first ^ byte
-            text, inner = prefix + bytes([byte]), children(place)
-            if units[place] & 0x100:
-                start = units[inner] & 0x7FFFFFFF
-                yield text.decode(), texts[start : texts.index(b"\0", start)].decode()
-            waiting.append((inner, text))
 
 
 def _any_of(texts: Collection[str]) -> str:

@@ -22,21 +22,15 @@ from vanilla_transformer_tools.files import new_folder
 from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair
 from vanilla_transformer_tools.interop.marian import NO_ENTRY, find_npz, read_marian
-from vanilla_transformer_tools.interop.tensor_files import (
-    check_shards,
-    read_tensors,
-    unreadable,
-)
+from vanilla_transformer_tools.interop.tensor_files import read_tensors, unreadable
 from vanilla_transformer_tools.interop.trimming import Trimming, trim
 from vanilla_transformer_tools.saved_folder import (
     check_files,
     check_objects,
     describe_model_files,
-    find_file,
     load_config,
     load_model,
     nonfinite_tensors,
-    read_object,
     write_run,
 )
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -180,16 +174,15 @@ def import_model(
     """
     _check_new(folder)
     source = load_source(name_or_path, mapping, tokenizer)
-    is_marian = source.record.get("model_type") == "marian"
-    if positions != "transformers" and not is_marian:
+    origin: dict[str, Any] = {**source.record}
+    if source.record.get("model_type") == "marian":
+        origin["positions"] = positions
+    elif positions == "marian":
         raise ValueError(
-            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave "
-            "it out."
+            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave it "
+            "out."
         )
     model, comparison = _converted(source)
-    origin: dict[str, Any] = {**source.record}
-    if is_marian:
-        origin["positions"] = positions
     if positions == "marian":
         compute_as_marian(model)
     if mapping:
@@ -289,7 +282,7 @@ def _with_mapping(path: Path, mapping: Path, tokenizer: str | None) -> Source:
 
 
 def _check_config(name_or_path: str) -> dict[str, Any]:
-    """Fields of our config, before gigabytes are read; none where no config can be found."""
+    """Fields of our config, before gigabytes are read."""
     path = Path(name_or_path)
     if path.is_file() or (path.is_dir() and not (path / CONFIG_NAME).exists()):
         raise ValueError(
@@ -298,10 +291,5 @@ def _check_config(name_or_path: str) -> dict[str, Any]:
             "without. Give --mapping, which says what becomes of each tensor, for weights of "
             "other programs."
         )
-    if path.is_dir():
-        check_shards(path)
-    file = find_file(name_or_path, CONFIG_NAME)
-    if not file:
-        return {}
-    declaration = Declaration.of(str(read_object(file).get("model_type")))
-    return declaration.config_of(load_config(name_or_path).to_dict()).to_dict()
+    config = load_config(name_or_path)
+    return Declaration.of(config.model_type).config_of(config.to_dict()).to_dict()

@@ -6,7 +6,6 @@ zeros instead of a token: a `<pad>` with such a row is added.
 
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,11 @@ from vanilla_transformer_tools.interop.fast_tokenizers import (
     END,
     PAD,
     UNKNOWN,
-    SentencePiece,
     ending_in_eos,
+    piece_ids,
+    read_pieces,
     sentencepiece_backend,
 )
-from vanilla_transformer_tools.interop.tensor_files import unreadable
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 _SETTINGS = "special:model.yml"
@@ -42,7 +41,6 @@ _VECTOR = re.compile(r".*_(b\w*|ln_(scale|bias)(_pre)?)")
 # Logit of what Marian has no entry for: its probability is zero in every dtype. A lower one would
 # weigh on the loss of label smoothing.
 NO_ENTRY = -1e3
-_SUFFIXES = {".spm": "SentencePiece", ".yml": "YAML", ".yaml": "YAML", ".json": "JSON"}
 
 
 def find_npz(source: Path) -> Path | None:
@@ -52,10 +50,10 @@ def find_npz(source: Path) -> Path | None:
         ValueError: If a folder has several, and no decoder.yml that names one.
     """
     if source.is_file():
-        return source if _is_marian(source) else None
+        return source if source.suffix == ".npz" else None
     if not source.is_dir() or (source / "config.json").exists():
         return None
-    files = [file for file in sorted(source.glob("*.npz")) if _is_marian(file)]
+    files = [file for file in sorted(source.glob("*.npz")) if ".optimizer" not in file.suffixes]
     named = _decoder_settings(source / _DECODER_FILE).get("models") or []
     if len(files) > 1 and len(named) == 1:
         files = [file for file in files if file.name == Path(str(named[0])).name]
@@ -65,15 +63,6 @@ def find_npz(source: Path) -> Path | None:
             f"{', '.join(file.name for file in files)}. Name the file itself."
         )
     return next(iter(files), None)
-
-
-def _is_marian(file: Path) -> bool:
-    """Whether a file is an archive of arrays with Marian's settings; a damaged one may be."""
-    if not zipfile.is_zipfile(file):
-        return file.suffix == ".npz"
-    with zipfile.ZipFile(file) as archive:
-        names = archive.namelist()
-    return f"{_SETTINGS}.npy" in names or "decoder_ff_logit_out_b.npy" in names
 
 
 def read_marian(file: Path) -> Source:
@@ -94,29 +83,13 @@ def read_marian(file: Path) -> Source:
     settings |= {name: decoder[name] for name in ("word-penalty",) if name in decoder}
     settings |= _readable(settings, "Wpos" in arrays)
     declaration = Declaration.of("marian_npz")
-    faults = declaration.faults(settings)
-    files = _vocabulary_files(file, decoder)
-    faults += [
-        f"{one.name} must be one of {', '.join(_SUFFIXES)}, got a vocabulary of another kind"
-        for one in dict.fromkeys(files)
-        if one.suffix not in _SUFFIXES
-    ]
-    if faults:
+    if faults := declaration.faults(settings):
         raise ValueError(
             f"{str(file)!r} must be a Transformer that can be expressed, got:\n" + "\n".join(faults)
         )
     sizes = settings.get("dim-vocabs") or []
-    vocabularies = [_read_vocabulary(one) for one in dict.fromkeys(files)]
-    counts = [1 + max(entries.values(), default=-1) for entries, _ in (vocabularies * 2)[:2]]
-    if counts != list(sizes):
-        raise ValueError(
-            f"The vocabularies of {str(file)!r} must have {_both(sizes)} entries, as its "
-            f"`dim-vocabs` says, got {_both(counts)} in "
-            f"{' and '.join(one.name for one in files)}. Use the ones of its training."
-        )
+    pair = _read_tokenizers(file, decoder, sizes)
     pad = max(sizes)
-    sides = [_vocabulary_tokenizer(entries, pad, pieces) for entries, pieces in vocabularies]
-    pair = TokenizerPair.joint(sides[0]) if len(sides) == 1 else TokenizerPair(*sides)
     settings |= {
         "rows": pad + 1,
         "target_rows": None if settings["one_table"] or pair.is_joint else pad + 1,
@@ -126,6 +99,21 @@ def read_marian(file: Path) -> Source:
     generation = _generation_config(decoder, pair.target, pad)
     tensors = _with_pad(arrays, sizes, pad + 1)
     return Source({"model_type": "marian_npz"}, declaration, settings, tensors, pair, generation)
+
+
+def _read_tokenizers(file: Path, decoder: Mapping[str, Any], sizes: list[int]) -> TokenizerPair:
+    """Tokenizers of the vocabularies of a model, which must have these sizes."""
+    files = list(dict.fromkeys(_vocabulary_files(file, decoder)))
+    vocabularies = [_read_vocabulary(one) for one in files]
+    counts = [1 + max(entries.values(), default=-1) for entries, _ in (vocabularies * 2)[:2]]
+    if counts != list(sizes):
+        raise ValueError(
+            f"The vocabularies of {str(file)!r} must have {_both(sizes)} entries, as its "
+            f"`dim-vocabs` says, got {_both(counts)} in "
+            f"{' and '.join(one.name for one in files)}. Use the ones of its training."
+        )
+    sides = [_vocabulary_tokenizer(entries, max(sizes), pieces) for entries, pieces in vocabularies]
+    return TokenizerPair.joint(sides[0]) if len(sides) == 1 else TokenizerPair(*sides)
 
 
 def _generation_config(
@@ -150,12 +138,10 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise
     # A damaged archive may fail in any step of the reader.
     except Exception as error:
-        if "allow_pickle" in str(error):
-            raise ValueError(
-                f"The arrays of {str(file)!r} must be numbers, got objects whose loading may run "
-                "code. Save the model by Marian again."
-            ) from error
-        raise unreadable(str(file), error) from error
+        raise ValueError(
+            f"The arrays of {str(file)!r} must be numbers that can be read, got: {error}. Copy the "
+            "file again, or save the model by Marian again."
+        ) from error
 
 
 def _model_settings(file: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
@@ -239,7 +225,7 @@ def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
 
 
 def _vocabulary_tokenizer(
-    entries: Mapping[str, int], pad: int, pieces: SentencePiece | None = None
+    entries: Mapping[str, int], pad: int, pieces: Any = None
 ) -> PreTrainedTokenizerFast:
     """A fast tokenizer with the ids of one of Marian's vocabularies, and `<pad>`.
 
@@ -259,10 +245,10 @@ def _vocabulary_tokenizer(
     return ending_in_eos(backend)
 
 
-def _read_vocabulary(file: Path) -> tuple[dict[str, int], SentencePiece | None]:
+def _read_vocabulary(file: Path) -> tuple[dict[str, int], Any]:
     if file.suffix == ".spm":
-        pieces = SentencePiece.read(file)
-        return pieces.ids(), pieces
+        pieces = read_pieces(file)
+        return piece_ids(pieces), pieces
     try:
         entries = json.loads(read_text(file)) if file.suffix == ".json" else _read_yaml(file)
     except ValueError as error:
