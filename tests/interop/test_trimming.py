@@ -176,7 +176,7 @@ def test_id_of_a_config_without_an_entry_is_refused(sources, text):
     model = copy.deepcopy(model)
     model.generation_config.forced_bos_token_id = len(tokenizer) + 1
 
-    with pytest.raises(ValueError, match=r"`forced_bos_token_id` of generation_config\.json is 67"):
+    with pytest.raises(ValueError, match=r"`forced_bos_token_id` of the Gen.* got 67"):
         trim(model, tokenizer, Trimming((text,)))
 
 
@@ -184,7 +184,7 @@ def test_tokenizer_of_m2m100_is_trimmed_once_it_is_fast(sources, text):
     model, tokenizer, folder = sources("m2m100")
     slow = AutoTokenizer.from_pretrained(folder.with_name("source"))
 
-    with pytest.raises(ValueError, match=r"needs a tokenizer with .* got M2M100Tokenizer, whose"):
+    with pytest.raises(ValueError, match=r"needs a tokenizer\.json with .* got M2M100Tokenizer"):
         trim(model, slow, Trimming((text,)))
     assert len(trim(model, tokenizer, Trimming((text,))).kept) < model.config.vocab_size
 
@@ -193,9 +193,10 @@ def test_words_and_two_vocabularies_are_refused(text):
     tokenizer = VanillaTransformerTokenizer.train(TEXT, vocab_size=50, kind="word")
     model = build_variant(share_encoder_decoder_embeddings=False, decoder_vocab_size=40)
 
-    with pytest.raises(ValueError, match="BPE or a Unigram vocabulary, got WordLevel") as error:
+    with pytest.raises(ValueError, match="vocabulary for both sides, got `decoder_vocab_size` 40"):
         trim(model, tokenizer, Trimming((text,)))
-    assert "one vocabulary for both sides, got `decoder_vocab_size` 40" in str(error.value)
+    with pytest.raises(ValueError, match="BPE or a Unigram vocabulary, got WordLevel"):
+        trim(build_variant(), tokenizer, Trimming((text,)))
 
 
 def test_one_table_with_a_size_for_each_side_is_trimmed(text):

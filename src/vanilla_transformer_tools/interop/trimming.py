@@ -7,9 +7,9 @@ Entries that remain keep their order, their scores and their rows, and get new i
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer_tools.files import naming_full_disk, read_lines
+from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.saved_folder import align_weights
 from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary, language_codes
 
@@ -65,22 +65,11 @@ class Trimming:
         if self.min_count < 1:
             raise ValueError(f"--min_count must be at least 1, got {self.min_count}.")
 
-    def lines(self) -> Iterator[str]:
-        """All lines.
-
-        Raises:
-            ValueError: If a file holds no text.
-            OSError: If it cannot be read.
-        """
-        for file in self.files:
-            has_text = False
-            for line in read_lines(file):
-                has_text = has_text or bool(line.strip())
-                yield line
-            if not has_text:
-                raise ValueError(
-                    f"--keep_vocabulary needs text, got none in {file!r}. Leave the file out."
-                )
+    def batches(self) -> Iterator[list[str]]:
+        """All lines, a thousand at a time."""
+        lines = chain.from_iterable(map(read_lines, self.files))
+        while batch := list(islice(lines, _LINES_AT_A_TIME)):
+            yield batch
 
 
 @dataclass(frozen=True)
@@ -115,14 +104,14 @@ def trim(
         trimming: Entries to keep.
 
     Raises:
-        ValueError: If this tokenizer or model cannot be trimmed, a file has no text, or a config
-            names ids that the vocabulary lacks.
+        ValueError: If this tokenizer or model cannot be trimmed, the files have no text, or a
+            config names ids that the vocabulary lacks.
         OSError: If a file cannot be read.
     """
     kept = kept_ids(model, tokenizer, trimming)
     new_ids = {token_id: place for place, token_id in enumerate(kept)}
     smaller = _trimmed_tokenizer(tokenizer, new_ids)
-    _compare(tokenizer, smaller, new_ids, trimming.lines())
+    _compare(tokenizer, smaller, new_ids, trimming)
     result = _trimmed_model(model, kept, new_ids)
     sizes = {
         "entries": [model.config.vocab_size, len(kept)],
@@ -144,9 +133,13 @@ def kept_ids(
     """
     _check_trimmable(model, tokenizer)
     counts: Counter[int] = Counter()
-    for lines in _batches(trimming.lines()):
+    has_text = False
+    for lines in trimming.batches():
+        has_text = has_text or any(map(str.strip, lines))
         for ids in tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]:
             counts.update(ids)
+    if not has_text:
+        raise ValueError(f"--keep_vocabulary needs text, got none in {', '.join(trimming.files)}.")
     kept = {token_id for token_id, count in counts.items() if count >= trimming.min_count}
     entries = tokenizer.get_vocab()
     # All single characters and bytes; `▁a` is two characters.
@@ -162,55 +155,37 @@ def kept_ids(
         kept |= _parts(vocabulary, kept)
     else:
         kept.add(vocabulary["unk_id"])
-    known = set(entries.values())
-    faults = []
-    for name, config in (("config", model.config), ("generation_config", model.generation_config)):
-        for field in _NEEDED_IDS:
-            value: Any = getattr(config, field, None)
-            needed = value if isinstance(value, list) else [value] * (value is not None)
-            faults += [
-                f"`{field}` of {name}.json is {token_id}"
-                for token_id in needed
-                if token_id not in known
-            ]
-            kept.update(needed)
-    if faults:
-        raise ValueError(
-            "Ids in the configs must be entries of the tokenizer, got none for: "
-            f"{'; '.join(faults)}. Correct them in the source."
-        )
+    known = {*entries.values()}
+    for config, field in product((model.config, model.generation_config), _NEEDED_IDS):
+        value: Any = getattr(config, field, None)
+        needed = {*value} if isinstance(value, list) else {value} - {None}
+        if not needed <= known:
+            raise ValueError(
+                f"`{field}` of the {type(config).__name__} must name entries of the tokenizer, "
+                f"got {value}. Correct it in the source."
+            )
+        kept |= needed
     # Rows without an entry go.
     return sorted(kept & known)
 
 
 def _check_trimmable(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
-    faults = []
     if has_target_vocabulary(model.config.to_dict()):
-        faults.append(
+        raise ValueError(
             "--keep_vocabulary needs a model with one vocabulary for both sides, got "
             f"`decoder_vocab_size` {model.config.decoder_vocab_size}."
         )
-    if not tokenizer.is_fast:
-        faults.append(
-            "--keep_vocabulary needs a tokenizer with a tokenizer.json, got "
-            f"{type(tokenizer).__name__}, whose SentencePiece models would still split text into "
-            "pieces that are gone."
+    kind = _pipeline(tokenizer)["model"]["type"] if tokenizer.is_fast else type(tokenizer).__name__
+    if kind not in ("BPE", "Unigram"):
+        raise ValueError(
+            "--keep_vocabulary needs a tokenizer.json with a BPE or a Unigram vocabulary, got "
+            f"{kind}."
         )
-    elif (kind := _pipeline(tokenizer)["model"]["type"]) not in ("BPE", "Unigram"):
-        faults.append(f"--keep_vocabulary needs a BPE or a Unigram vocabulary, got {kind}.")
-    if faults:
-        raise ValueError("\n".join(faults))
 
 
 def _pipeline(tokenizer: Any) -> Any:
     """The content of a tokenizer.json."""
     return json.loads(tokenizer.backend_tokenizer.to_str())
-
-
-def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    remaining = iter(lines)
-    while batch := list(islice(remaining, _LINES_AT_A_TIME)):
-        yield batch
 
 
 def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
@@ -255,46 +230,39 @@ def _trimmed_tokenizer(
         ]
     for added in pipeline["added_tokens"]:
         added["id"] = new_ids[added["id"]]
-    _renumber_special_tokens(pipeline["post_processor"], new_ids)
+    _renumber_special_tokens(pipeline["post_processor"] or {}, new_ids)
     # Those of the last call.
     pipeline["padding"] = pipeline["truncation"] = None
-    with (
-        TemporaryDirectory() as folder,
-        naming_full_disk(Path(folder), "the smaller vocabulary"),
-    ):
+    with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        Path(folder, "tokenizer.json").write_text(
-            json.dumps(pipeline, ensure_ascii=False), encoding="utf-8"
-        )
+        text = json.dumps(pipeline, ensure_ascii=False)
+        Path(folder, "tokenizer.json").write_text(text, encoding="utf-8")
         smaller: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False
         )
     return smaller
 
 
-def _renumber_special_tokens(processor: Any, new_ids: Mapping[int, int]) -> None:
+def _renumber_special_tokens(processor: dict[str, Any], new_ids: Mapping[int, int]) -> None:
     """New ids for the tokens that a post-processor puts around text."""
-    if not processor:
-        return
     for part in processor.get("processors", ()):
         _renumber_special_tokens(part, new_ids)
     # TemplateProcessing has an object by token, RobertaProcessing and BertProcessing pairs.
     for token in processor.get("special_tokens", {}).values():
         token["ids"] = [new_ids[token_id] for token_id in token["ids"]]
-    for name in ("sep", "cls"):
-        if name in processor:
-            token, token_id = processor[name]
-            processor[name] = [token, new_ids[token_id]]
+    for name in processor.keys() & {"sep", "cls"}:
+        token, token_id = processor[name]
+        processor[name] = [token, new_ids[token_id]]
 
 
 def _compare(
     tokenizer: PreTrainedTokenizerBase,
     smaller: PreTrainedTokenizerBase,
     new_ids: Mapping[int, int],
-    lines: Iterable[str],
+    trimming: Trimming,
 ) -> None:
     """Rejects a tokenizer that splits text differently although it could do the same."""
-    for batch in _batches(lines):
+    for batch in trimming.batches():
         before = tokenizer(batch, verbose=False)["input_ids"]
         after = smaller(batch, verbose=False)["input_ids"]
         for line, old, new in zip(batch, before, after, strict=True):
@@ -302,9 +270,8 @@ def _compare(
             if None not in expected and expected != new:
                 raise ValueError(
                     f"The trimmed {type(tokenizer).__name__} must split text as before, but "
-                    f"{line[:60]!r} became {smaller.convert_ids_to_tokens(new)[:9]} instead of "
-                    f"{tokenizer.convert_ids_to_tokens(old)[:9]}. Nothing was written; please "
-                    "report this with the versions of your packages."
+                    f"{line[:60]!r} became {smaller.convert_ids_to_tokens(new)[:9]}. Please report "
+                    "this with the versions of your packages."
                 )
 
 
@@ -348,9 +315,6 @@ def _renumber(config: Any, new_ids: Mapping[int, int]) -> None:
 
     for field in _FIELDS_WITH_IDS:
         value = getattr(config, field, None)
-        if isinstance(value, dict):
-            # A file has pairs, a program may have set a dictionary.
-            value = [*value.items()]
         if isinstance(value, list):
             remaining = (new for one in value if (new := renumbered(one)) is not None)
             setattr(config, field, [*remaining] or None)
