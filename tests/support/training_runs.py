@@ -22,9 +22,6 @@ SIZES = [
     "dropout=0.1",
 ]
 
-# When a run ends, in a plan; the day is named unless it is today.
-MOMENT = r"(?:on \w+, \d{4}-\d\d-\d\d, )?at \d\d:\d\d"
-
 
 def build_settings(corpus: Path, *, validated: bool = True, **changes: Any) -> TrainSettings:
     """Settings of a run that takes a few hundredths of a second an epoch."""

@@ -122,7 +122,7 @@ def choose(tmp_path):
             folder=tmp_path,
             averaged=averaged,
             arguments=SimpleNamespace(load_best_model_at_end=True),
-            settings=SimpleNamespace(minutes=minutes, moving_average=None),
+            settings=SimpleNamespace(minutes=minutes, moving_average=None, init_from="base"),
         )
         outcome = choose_weights(trainer, plan, **changes)
         return outcome.weights, trainer.model.weight.item(), trainer.evaluated
@@ -175,7 +175,8 @@ def test_last_weights_of_some_minutes_are_taken_unless_both_are_worse(choose, la
 
 def test_start_is_a_candidate(choose, monkeypatch):
     weights = {"weight": torch.full((1, 1), 7.0)}
-    monkeypatch.setattr(finish, "load_weights", lambda *_: weights)
+    saved = SimpleNamespace(state_dict=lambda: weights)
+    monkeypatch.setattr(finish, "load_model", lambda *_, **kwargs: saved)
 
     better = choose([(0, 50.0, 1.0), (9, 20.0, 2.0), (10, 19.0, 2.1)])
     worse = choose([(0, 20.0, 3.0), (9, 50.0, 2.0), (10, 19.0, 2.1)])
