@@ -318,7 +318,7 @@ def counts(found: Iterable[Touched]) -> str:
 
 
 def tables() -> str:
-    """What `docs/compatibility.md` shows: counts, private names with reasons, and all others."""
+    """What `checks/foreign_names.md` shows: counts, private names with reasons, and all others."""
     found = touched_names()
     lines = [counts(found), "| private name | how | in | why, and what happens without it |"]
     lines.append("| --- | --- | --- | --- |")

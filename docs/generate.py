@@ -135,15 +135,25 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 def command_line() -> str:
     """Each command with its options, their help and defaults."""
     sections = []
-    known = parsers()
-    for name, parser in known.items():
+    # The first command that describes an option in these words.
+    described: dict[str, str] = {}
+    for name, parser in parsers().items():
         summary = (parser.description or "").partition("\n")[0]
         lines = [f"## `{name}`\n", f"{summary}\n"]
         for group in parser._action_groups:
             actions = [action for action in group._group_actions if action.dest != "help"]
             if actions and group.title not in ("positional arguments", "options"):
                 lines.append(f"### {name}: {group.title}\n")
-            lines += [f"- {_describe(action)}" for action in actions]
+            elsewhere: dict[str, list[str]] = {}
+            for action in actions:
+                said = _describe(action)
+                first = described.setdefault(said, name)
+                if first == name:
+                    lines.append(f"- {said}")
+                else:
+                    elsewhere.setdefault(first, []).append(f"`{_name(action)}`")
+            for first, names in elsewhere.items():
+                lines.append(f"- As in [{first}](#{first}): {', '.join(names)}")
             if actions:
                 lines.append("")
         lines += ["```text", (parser.epilog or "").rstrip(), "```", ""]
@@ -151,15 +161,21 @@ def command_line() -> str:
     return "\n".join(sections) + "\n"
 
 
+def _name(action: argparse.Action) -> str:
+    """Name of an option or argument, with underscores.
+
+    argparse offers each name with hyphens, and booleans with a negation, as well.
+    """
+    names = [name for name in action.option_strings if name.startswith("--")]
+    return names[0] if names else str(action.metavar or action.dest)
+
+
 def _describe(action: argparse.Action) -> str:
     """An option or argument in Markdown."""
-    names = [name for name in action.option_strings if name.startswith("--")]
-    # argparse offers each name with hyphens, and booleans with a negation, as well.
-    name = names[0] if names else str(action.metavar or action.dest)
     said = (action.help or "").replace("%%", "%")
     code = r"--[a-z][\w-]*|'[^' ]*\*'|[\w.=/-]*\w_[\w.=/-]*\w|</?\w+>|<\w+"
     said = re.sub(code, lambda found: f"`{found[0]}`", said)
-    parts = [f"**`{name}`**", said]
+    parts = [f"**`{_name(action)}`**", said]
     if action.choices:
         parts.append(f"One of: {', '.join(f'`{choice}`' for choice in action.choices)}.")
     default = action.default
@@ -239,7 +255,7 @@ def _signature(definitions: dict[str, Definition], name: str) -> str:
     if isinstance(node, ast.ClassDef):
         is_data = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
         fields = [
-            ast.unparse(item)
+            _field(item)
             for item in node.body
             if is_data
             and isinstance(item, ast.AnnAssign)
@@ -257,6 +273,16 @@ def _signature(definitions: dict[str, Definition], name: str) -> str:
     if not arguments:
         return f"{name}(){returned}"
     return "\n".join([f"{name}(", *(f"    {part}," for part in arguments), f"){returned}"])
+
+
+def _field(item: ast.AnnAssign) -> str:
+    """A field of a dataclass with its type and default, without its metadata."""
+    default = item.value
+    if isinstance(default, ast.Call):
+        named = [keyword.value for keyword in default.keywords if keyword.arg == "default"]
+        default = (named or default.args)[0]
+    value = f" = {ast.unparse(default)}" if default else ""
+    return f"{ast.unparse(item.target)}: {ast.unparse(item.annotation)}{value}"
 
 
 def _arguments(arguments: ast.arguments) -> Iterator[str]:
@@ -305,7 +331,7 @@ def _described(docstring: str, with_args: bool) -> list[str]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "docs/architecture.md": lambda: layers() + file_map(),
-    "docs/compatibility.md": foreign_names,
+    "checks/foreign_names.md": foreign_names,
     "docs/reference/command_line.md": command_line,
     "docs/reference/config.md": config_fields,
     "docs/reference/api.md": api,
@@ -318,6 +344,7 @@ ADDRESSED = (
     "CITATION.cff",
     "docs/share.md",
     "examples/from_text_to_model.ipynb",
+    "examples/fine_tune_imported_model.ipynb",
     ".github/ISSUE_TEMPLATE/config.yml",
 )
 
