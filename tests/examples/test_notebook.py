@@ -1,24 +1,31 @@
-"""The notebook runs from top to bottom, and its stored results read well on a web page."""
+"""The notebooks run from top to bottom from the package alone, and show what they say."""
+
+import re
 
 import nbformat
 import pytest
 
 from ..support.documents import ROOT
 
-NOTEBOOK = ROOT / "examples" / "from_text_to_model.ipynb"
+LESSON, FINE_TUNING = "from_text_to_model", "fine_tune_imported_model"
+# Parameters with which a notebook runs in seconds.
+MINUTE = {
+    LESSON: {"TRAINING_PAIRS": 200, "TEST_PAIRS": 4, "UPDATES": 4},
+    FINE_TUNING: {"PRETRAINING_UPDATES": 2, "UPDATES": 2},
+}
 
 
-def read_notebook():
-    return nbformat.read(NOTEBOOK, as_version=4)
+def read_notebook(name):
+    return nbformat.read(ROOT / "examples" / f"{name}.ipynb", as_version=4)
 
 
 def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def with_parameters(**values):
-    """The notebook, whose cell of parameters has other values."""
-    notebook = read_notebook()
+def with_parameters(name, **values):
+    """A notebook, whose cell of parameters has other values."""
+    notebook = read_notebook(name)
     (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     assigned = {}
     exec(cell.source, assigned)
@@ -27,14 +34,11 @@ def with_parameters(**values):
     return notebook
 
 
-def texts_of(notebook):
-    """All that the cells have printed or shown as text."""
+def printed(notebook):
+    """All that the cells have printed."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    shown = [output.get("data", {}) for output in outputs]
-    return [
-        *(output.text for output in outputs if output.output_type == "stream"),
-        *(data[kind] for data in shown for kind in data if kind.startswith("text/")),
-    ]
+    assert {output.name for output in outputs if output.output_type == "stream"} == {"stdout"}
+    return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
 def pictures_of(notebook):
@@ -42,50 +46,82 @@ def pictures_of(notebook):
     return [output for output in outputs if "image/png" in output.get("data", {})]
 
 
-def exact_lines(notebook):
-    """Numbers of the test that are translated exactly, and all of them."""
-    (table,) = (text for text in texts_of(notebook) if text.startswith("digits"))
-    rows = [list(map(int, row.split())) for row in table.splitlines()[1:]]
-    return sum(exact for _, exact, _ in rows), sum(lines for *_, lines in rows)
+def check_lesson(notebook):
+    """What the lesson says of its numbers is true."""
+    text = printed(notebook)
+    masked, unmasked = map(float, re.findall(r"^with\w* mask +([\d.]+) % exact", text, re.M))
+    assert masked > 95
+    assert unmasked < 5
+    smoothed, plain = (
+        list(map(float, row.split()))
+        for row in re.findall(r"^ +(0\.[01] .*)$", text.partition("smoothing")[2], re.M)
+    )
+    assert smoothed[1] > 10 * plain[1]
+    assert smoothed[2] < 0.95 < plain[2]
+    assert min(smoothed[3], plain[3]) > 95
+    beams = [list(map(float, row)) for row in re.findall(r"^ +(\d) +([\d.]+) +(-\S+)$", text, re.M)]
+    assert [row[0] for row in beams] == [1, 2, 4, 8]
+    assert [row[2] for row in beams] == sorted(row[2] for row in beams)
+    assert beams[-1][1] > beams[0][1]
+    # Losses, attention, positions, losses without the mask.
+    assert len(pictures_of(notebook)) == 4
 
 
-def test_cells_of_the_notebook_run(monkeypatch):
+def check_fine_tuning(notebook):
+    """What the second notebook says of its numbers is true."""
+    rows = re.findall(r"^(.+?) +numbers +([\d.]+) +prices +([\d.]+)$", printed(notebook), re.M)
+    scores = {name: (float(numbers), float(prices)) for name, numbers, prices in rows}
+    assert scores["imported"][0] > 95
+    assert scores["imported"][1] < 5
+    assert scores["fine-tuned"][1] > scores["from scratch"][1] + 5
+    assert scores["fine-tuned"][0] < 5
+    assert scores["fine-tuned on a mixture"][0] > 90
+    assert scores["fine-tuned on a mixture"][1] > scores["from scratch"][1]
+
+
+CHECKS = {LESSON: check_lesson, FINE_TUNING: check_fine_tuning}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_cells_of_the_notebook_run(name, monkeypatch, capsys):
     import matplotlib.pyplot as plt
 
-    shown = []
-    monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gcf()))
+    monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
     namespace = {}
 
-    for cell in code_cells(with_parameters(TRAINING_PAIRS=200, TEST_PAIRS=10, UPDATES=2)):
+    for cell in code_cells(with_parameters(name, **MINUTE[name])):
         exec(compile(cell.source, cell.id, "exec"), namespace)
 
-    plt.close("all")
-    assert len(shown) == 1
-    assert len(namespace["translations"]) == 10
+    assert capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_notebook_trains_a_model_in_a_kernel(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "scripts"))
-    notebook = with_parameters(UPDATES=400)
+@pytest.mark.parametrize("name", CHECKS)
+def test_notebook_runs_in_a_kernel_and_shows_what_it_says(name, tmp_path):
+    notebook = read_notebook(name)
     # It takes a second to import.
     from nbclient import NotebookClient
 
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=300, resources=resources, record_timing=False).execute()
 
-    exact, lines = exact_lines(notebook)
-    assert lines == 1000
-    assert exact > 900
-    assert len(pictures_of(notebook)) == 2
+    CHECKS[name](notebook)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stored_results_are_those_of_one_run_from_top_to_bottom():
-    notebook = read_notebook()
+@pytest.mark.parametrize("name", CHECKS)
+def test_stored_results_are_those_of_one_run_from_top_to_bottom(name):
+    notebook = read_notebook(name)
     cells = code_cells(notebook)
 
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert exact_lines(notebook) == (1000, 1000)
-    assert len(pictures_of(notebook)) == 2
+    CHECKS[name](notebook)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_notebook_needs_no_file_of_the_repository(name):
+    code = "\n".join(cell.source for cell in code_cells(read_notebook(name)))
+
+    assert "../" not in code
+    assert "sys.path" not in code
