@@ -64,10 +64,10 @@ def _to_source(text: str, folder: Path) -> str:
     return _LINK.sub(replace, text)
 
 
-def _navigation(index: str) -> str:
-    """Toctrees made of the lists of the first page: one for each section, with the links in it."""
+def _navigation() -> str:
+    """Toctrees made of the lists of `docs/contents.md`: one for each section, with its links."""
     trees = []
-    for section in index.split("\n## ")[1:]:
+    for section in (ROOT / "docs/contents.md").read_text(encoding="utf-8").split("\n## ")[1:]:
         entries = []
         for title, target in _ENTRY.findall(section):
             page = (ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix()
@@ -80,7 +80,7 @@ def _navigation(index: str) -> str:
 def _read(app: object, page: str, source: list[str]) -> None:
     source[0] = _to_source(source[0], (ROOT / page).parent)
     if page == root_doc:
-        source[0] += _navigation(source[0])
+        source[0] += _navigation()
 
 
 def setup(app: object) -> None:
