@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 
 import pytest
 
@@ -15,7 +14,7 @@ from .support.terminal import terminal
 def clock(monkeypatch):
     """Seconds that pass only when a test adds them."""
     seconds = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr("tqdm.std.time", lambda: seconds[0])
     return seconds
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -57,43 +56,45 @@ def line_progress(
     Yields:
         A function to be called after each line.
     """
+    left = ", {remaining} left" if total else ""
     if not is_shown:
         yield lambda: None
     elif sys.stderr.isatty():
-        left = ", {remaining} left" if total else ""
         with bar_on_terminal(label, total, f" lines, {{rate_fmt}}{left}", done) as bar:
             yield bar.update
     else:
-        yield _LineReports(label, total, done).advance
+        count = "{desc} {n:,}/{total:,}" if total else "{desc} {n:,}"
+        yield _Reports(
+            desc=label,
+            total=total,
+            initial=done,
+            bar_format=f"{count} lines, {{rate_noinv:,.2f}} lines/s{left}",
+            smoothing=0,
+            mininterval=SECONDS_BETWEEN_REPORTS,
+            miniters=1,
+            delay=SECONDS_BETWEEN_REPORTS,
+        ).update
 
 
-class _LineReports:
-    """Reports of the number of lines."""
+class _Reports(tqdm):
+    """Prints a line at each refresh, instead of moving a bar."""
 
-    def __init__(self, label: str, total: int | None, done: int) -> None:
-        self.label, self.total, self.first, self.done = label, total, done, done
-        self.started = self.reported = time.monotonic()
+    monitor_interval = 0
 
-    def advance(self) -> None:
-        """Counts one line."""
-        self.done += 1
-        now = time.monotonic()
-        if self.done == self.first + 1:
-            # The others of its window come with it, and would seem to be as slow.
-            self.reported = now
-        if now - self.reported < SECONDS_BETWEEN_REPORTS:
-            return
-        self.reported = now
-        rate = (self.done - self.first) / (now - self.started)
-        of_total = left = ""
-        if self.total is not None:
-            of_total = f"/{self.total:,}"
-            left = f", {duration((self.total - self.done) / rate)} left"
-        print(
-            f"{self.label} {self.done:,}{of_total} lines, {rate:,.2f} lines/s{left}",
-            file=sys.stderr,
-            flush=True,
-        )
+    def update(self, n: float | None = 1) -> bool | None:
+        """Counts lines."""
+        if self.n == self.initial:
+            # The others of its window come with the first, which would seem to be as slow.
+            self.last_print_t = self._time()
+        done: bool | None = super().update(n)
+        return done
+
+    def display(self, *_: Any, **__: Any) -> None:
+        """Prints the number of lines."""
+        print(self, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Prints nothing more."""
 
 
 def duration(seconds: float) -> str:
