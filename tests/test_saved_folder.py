@@ -18,7 +18,6 @@ from vanilla_transformer_tools.saved_folder import (
     FILES_FILE,
     RUN_FILE,
     check_files,
-    check_objects,
     describe_model_files,
     load_config,
     load_model,
@@ -137,7 +136,7 @@ def test_flipped_bit_is_noticed_where_a_checksum_is_recorded(folder, name):
     (folder / name).write_bytes(content)
 
     with pytest.raises(
-        ValueError, match=rf"{name} of .* not the file .*sha256 .* as recorded in run\.json"
+        ValueError, match=rf"{name} of .* not the file .*sha256.* as recorded in run\.json"
     ):
         load_model(str(folder))
 
@@ -148,18 +147,7 @@ def test_checkpoint_is_compared_with_its_own_list(folder):
     files["model.safetensors"]["sha256"] = "0" * 64
     (folder / FILES_FILE).write_text(json.dumps(files))
 
-    with pytest.raises(ValueError, match=r"sha256 000000000000 as recorded in files\.json"):
-        check_files(str(folder))
-
-
-@pytest.mark.parametrize(
-    "name", ["added_tokens.json", "target_tokenizer/special_tokens_map.json", "adapter_config.json"]
-)
-def test_tokens_and_adapters_that_were_added_to_a_model_are_noticed(folder, name):
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text("{}")
-
-    with pytest.raises(ValueError, match=rf"{name} of .* was added after the model was saved"):
+    with pytest.raises(ValueError, match=r"sha256\": \"0{64}\"} as recorded in files\.json"):
         check_files(str(folder))
 
 
@@ -181,11 +169,7 @@ def test_damaged_json_is_named_by_the_commands(folder, refused, name):
         ("tokenizer.json", {"added_tokens": 3, "backend": []}, "tokenizer"),
         (RUN_FILE, {"settings": {"max_length": "long"}}, "number as `max_length`, got 'long'"),
         (RUN_FILE, {"files": []}, rf"{RUN_FILE} of .* must hold size and checksum of each"),
-        (
-            RUN_FILE,
-            {"files": {"a": None}},
-            rf"{RUN_FILE} of .* must hold size and checksum of each",
-        ),
+        (RUN_FILE, {"files": {"tokenizer.json": None}}, "not the file .* null as recorded"),
     ],
 )
 def test_file_with_other_content_is_named(folder, name, content, message):
@@ -272,29 +256,19 @@ def test_commands_end_with_status_2_when_weights_are_not_finite(
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_of_another_kind_of_number_are_refused(folder):
-    change_weights(folder, lambda weights: {name: one.long() for name, one in weights.items()})
+def test_folder_of_a_newer_release_says_so(folder):
+    config = read_object(folder / "config.json")
+    (folder / "config.json").write_text(json.dumps({**config, "zeta_norm": 3}))
 
-    with pytest.raises(ValueError, match="must be floating-point numbers, got I64"):
+    assert load_model(str(folder)).config.zeta_norm == 3
+    change_weights(folder, lambda weights: weights | {"zeta": torch.ones(2)})
+    with pytest.raises(ValueError, match=r"1 unknown .* config has zeta_norm, .* newer release"):
         load_model(str(folder))
 
 
-@pytest.mark.parametrize("value", ["NaN", '{"__float__": "Infinity"}'])
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_number_that_is_not_finite_is_refused_in_a_config(folder, name, value):
-    text = (folder / name).read_text()
-    (folder / name).write_text(text.replace("{", f'{{"length_penalty": {value},', 1))
+def test_model_without_a_tokenizer_says_so(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
 
-    with pytest.raises(ValueError, match=rf"{name} must hold finite numbers, got .*_penalty"):
-        check_objects(folder)
-
-
-def test_index_of_shards_outside_of_the_folder_is_refused(folder):
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
-    (folder / RUN_FILE).unlink()
-    index = {"weight_map": dict.fromkeys(weights, "../outside.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    with pytest.raises(ValueError, match="must have a `weight_map` with the file of each tensor"):
-        load_model(str(folder))
+    with pytest.raises(ValueError, match=r"no tokenizer_config\.json .* It has no tokenizer; `tok"):
+        TokenizerPair.from_pretrained(str(folder))

@@ -8,12 +8,12 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -27,24 +27,17 @@ from transformers import (
 from transformers.utils import (
     CONFIG_NAME,
     GENERATION_CONFIG_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     WEIGHTS_NAME,
     cached_file,
 )
 
-from vanilla_transformer_tools.files import (
-    checksum,
-    looks_like_a_path,
-    parse_json,
-    read_text,
-    write_lines,
-)
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.files import checksum, looks_like_a_path, write_lines
 
 # Written by training beside weights, tokenizer and code.
 RUN_FILE = "run.json"
 LOG_FILE = "log.jsonl"
-# A picture of the log.
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
 
@@ -58,13 +51,6 @@ TARGET_FILES = (f"{TARGET_FOLDER}/tokenizer.json", f"{TARGET_FOLDER}/tokenizer_c
 # Of tokenizers without a tokenizer.json, as patterns.
 VOCABULARY_FILES = ("*.spm", "*.model", "merges.txt", "*vocab.json", "vocab-*.json", "vocab.txt")
 
-# Transformers adds their tokens to those of a tokenizer.
-_TOKEN_FILES = tuple(
-    f"{folder}{name}"
-    for folder in ("", f"{TARGET_FOLDER}/")
-    for name in ("added_tokens.json", "special_tokens_map.json")
-)
-
 # Files that decide on what a saved model computes, as patterns; configs may be edited, so they are
 # left out.
 _RECORDED_FILES = (
@@ -75,14 +61,16 @@ _RECORDED_FILES = (
     "model.safetensors.index.json",
     "tokenizer.json",
     *VOCABULARY_FILES,
-    *_TOKEN_FILES,
     TARGET_FILES[0],
 )
-# What Transformers adds to a model or its tokenizers where it finds such a file.
-_ADDITIONS = ("adapter_config.json", *_TOKEN_FILES)
 # Files of a folder that Transformers and a Translator take for JSON objects.
-_CONFIG_FILES = (CONFIG_NAME, GENERATION_CONFIG_NAME)
-_OBJECT_FILES = (*_CONFIG_FILES, "tokenizer.json", "tokenizer_config.json", RUN_FILE)
+_OBJECT_FILES = (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    RUN_FILE,
+)
 # Everything that translations depend on, as patterns.
 _MODEL_FILES = (
     *_RECORDED_FILES,
@@ -162,8 +150,8 @@ def read_object(file: Path) -> dict[str, Any]:
         ValueError: If the file holds anything else.
     """
     try:
-        value = parse_json(read_text(file))
-    except ValueError as error:
+        value = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{file} must hold a JSON object, got something that cannot be parsed: {error}. "
             "Restore the file."
@@ -185,20 +173,12 @@ def check_objects(folder: Path, names: Sequence[str] = _OBJECT_FILES) -> None:
         names: Files that hold objects; those that are missing are not read.
 
     Raises:
-        ValueError: If one holds anything but an object, or a config a number that is not finite.
+        ValueError: If one holds anything but an object.
         OSError: If one cannot be read.
     """
     for name in names:
-        values = read_object(folder / name) if (folder / name).exists() else {}
-        for field, value in values.items():
-            # Transformers writes infinities as objects with this key.
-            is_infinite = isinstance(value, dict) and "__float__" in value
-            is_infinite |= isinstance(value, float) and not isfinite(value)
-            if name in _CONFIG_FILES and is_infinite:
-                raise ValueError(
-                    f"{folder / name} must hold finite numbers, got {value!r} for `{field}`. "
-                    "Restore the file."
-                )
+        if (folder / name).exists():
+            read_object(folder / name)
 
 
 def read_run(model_name_or_path: str, revision: str | None = None) -> dict[str, Any]:
@@ -216,54 +196,43 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
     write_lines(folder / RUN_FILE, [json.dumps(run, indent=2)])
 
 
-def describe_files(
-    folder: Path, names: Iterable[str], kind: str = "sha256"
-) -> dict[str, dict[str, Any]]:
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Size and checksum of each of a folder's files."""
     return {
-        name: {"bytes": (folder / name).stat().st_size, kind: checksum(folder / name, kind)}
+        name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
         for name in names
     }
 
 
-def describe_model_files(folder: Path, kind: str = "sha256") -> dict[str, dict[str, Any]]:
+def describe_model_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and checksum of the files that a saved model is computed from."""
     found = sorted(file for pattern in _RECORDED_FILES for file in folder.glob(pattern))
-    return describe_files(folder, (file.relative_to(folder).as_posix() for file in found), kind)
+    return describe_files(folder, (file.relative_to(folder).as_posix() for file in found))
 
 
 def check_files(model_name_or_path: str, revision: str | None = None) -> None:
     """Compares a model's files with the sizes and checksums recorded for them, if there are any.
 
     Raises:
-        ValueError: If one differs, or there is an adapter or a file of tokens without a record,
-            which Transformers would apply unnoticed.
+        ValueError: If one differs.
     """
     record = find_file(model_name_or_path, FILES_FILE, revision)
     source = FILES_FILE if record else RUN_FILE
     files = (
         read_object(record) if record else read_run(model_name_or_path, revision).get("files", {})
     )
-    if not isinstance(files, dict) or not all(isinstance(one, dict) for one in files.values()):
+    if not isinstance(files, dict):
         raise ValueError(
             f"{source} of {model_name_or_path!r} must hold size and checksum of each file, got "
             f"{json.dumps(files):.60}. Restore it."
         )
-    cure = f"if you changed the file on purpose, remove `files` from {RUN_FILE}."
-    for name in _ADDITIONS:
-        if files and name not in files and find_file(model_name_or_path, name, revision):
-            raise ValueError(
-                f"{name} of {model_name_or_path!r} was added after the model was saved: {source} "
-                f"has no checksum of it. Take it out (an adapter: merge it and save the result); "
-                f"{cure}"
-            )
     for name, expected in files.items():
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):
-            recorded = ", ".join(f"{kind} {value!s:.12}" for kind, value in expected.items())
             raise ValueError(
                 f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
-                f"checksum are not {recorded} as recorded in {source}. Copy the model again; {cure}"
+                f"checksum are not {json.dumps(expected)} as recorded in {source}. Copy the model "
+                f"again; if you changed the file on purpose, remove `files` from {RUN_FILE}."
             )
 
 
@@ -271,12 +240,10 @@ def shards_in(index: Path) -> dict[str, str]:
     """Name of the file of each tensor, from the index of weights in several files.
 
     Raises:
-        ValueError: If the index is damaged, or names files outside of its folder.
+        ValueError: If the index is damaged.
     """
     listed = read_object(index).get("weight_map")
-    if not isinstance(listed, dict) or not all(
-        isinstance(name, str) and Path(name).name == name for name in listed.values()
-    ):
+    if not isinstance(listed, dict):
         raise ValueError(
             f"{index} must have a `weight_map` with the file of each tensor, got {listed!r:.60}. "
             "Copy the model again."
@@ -284,15 +251,12 @@ def shards_in(index: Path) -> dict[str, str]:
     return listed
 
 
-def differs(file: Path, expected: dict[str, Any]) -> bool:
+def differs(file: Path, expected: Any) -> bool:
     """Whether a file is not as recorded; the size is compared first, which costs nothing."""
-    if file.stat().st_size != expected.get("bytes"):
+    size = file.stat().st_size
+    if not isinstance(expected, dict) or expected.get("bytes") != size:
         return True
-    try:
-        return any(checksum(file, kind) != expected[kind] for kind in expected if kind != "bytes")
-    except KeyError:
-        # The record is damaged: there is no such kind of checksum.
-        return True
+    return expected != {"bytes": size, "sha256": checksum(file)}
 
 
 def gpu_computes_bfloat16() -> bool:
@@ -315,12 +279,17 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
             is damaged.
         OSError: If there is no such model, or it has no safetensors.
     """
-    if folder := local_folder(model_name_or_path):
-        check_objects(folder, _CONFIG_FILES)
-    check_files(model_name_or_path, loading.get("revision"))
-    loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
-    _check_weights(model_name_or_path, loading)
     name = model_name_or_path
+    loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
+    if folder := local_folder(name):
+        check_objects(folder, (CONFIG_NAME, GENERATION_CONFIG_NAME))
+        is_pickled = (folder / WEIGHTS_NAME).is_file() and not any(folder.glob("*.safetensors"))
+        if is_pickled and loading["use_safetensors"]:
+            raise OSError(
+                f"{name!r} must hold {SAFE_WEIGHTS_NAME}, got {WEIGHTS_NAME}, which only `import` "
+                f"reads. Bring it in: vanilla-transformer import {name} FOLDER"
+            )
+    check_files(name, loading.get("revision"))
     with _without_load_report(), _naming_folder(name):
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             name,
@@ -329,6 +298,14 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
             ignore_mismatched_sizes=True,
             **loading,
         )
+    _check_tensors(model, report, name)
+    align_weights(model)
+    complete_ids(model)
+    return model
+
+
+def _check_tensors(model: PreTrainedModel, report: Mapping[str, Any], name: str) -> None:
+    """Rejects a model whose tensors are not those of its config, or not finite."""
     mismatched = [name for name, *_ in report["mismatched_keys"]]
     faults = [
         f"{len(names)} {fault} ({_some(names)})"
@@ -340,14 +317,26 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
         )
         if names
     ]
-    if faults:
-        raise ValueError(
-            f"{model_name_or_path!r} must hold exactly the tensors of its config, all finite, got "
-            f"{'; '.join(faults)}. Copy the model again, or train it again."
+    if not faults:
+        return
+    cure = "Copy the model again, or train it again."
+    if newer := _unknown_fields(model.config):
+        cure = (
+            f"Its config has {_some(newer)}, which vanilla-transformer "
+            f"{version('vanilla-transformer')} does not know: a newer release has saved it. "
+            "pip install --upgrade vanilla-transformer"
         )
-    align_weights(model)
-    complete_ids(model)
-    return model
+    raise ValueError(
+        f"{name!r} must hold exactly the tensors of its config, all finite, got "
+        f"{'; '.join(faults)}. {cure}"
+    )
+
+
+def _unknown_fields(config: PreTrainedConfig) -> set[str]:
+    """Fields of a config of ours that this release does not know; none of another class."""
+    if not isinstance(config, VanillaTransformerConfig):
+        return set()
+    return {*config.to_dict()} - {*VanillaTransformerConfig().to_dict(), "auto_map"}
 
 
 @contextmanager
@@ -416,46 +405,6 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
                 f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
                 f"{type(error).__name__}: {fault}. Restore its files."
             ) from error
-
-
-_FLOATING_POINT = ("F64", "F32", "F16", "BF16")
-
-
-def _check_weights(model_name_or_path: str, loading: dict[str, Any]) -> None:
-    """Rejects quantised weights, whose integers would be loaded as if they were the weights."""
-    files = _safetensors(model_name_or_path, loading.get("revision"))
-    if not files and loading["use_safetensors"]:
-        pickled = Path(model_name_or_path) / WEIGHTS_NAME
-        if pickled.is_file():
-            raise OSError(
-                f"{model_name_or_path!r} must hold {SAFE_WEIGHTS_NAME}, got {WEIGHTS_NAME}, which "
-                "only `import` reads. Bring it in: vanilla-transformer import "
-                f"{model_name_or_path} FOLDER"
-            )
-    for file in files:
-        with _naming_folder(model_name_or_path), safe_open(file, "pt") as weights:
-            types = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
-        others = sorted(
-            name
-            for name, kind in types.items()
-            if name.endswith(("weight", "bias")) and kind not in _FLOATING_POINT
-        )
-        if others:
-            raise ValueError(
-                f"The weights of {model_name_or_path!r} must be floating-point numbers, got "
-                f"{types[others[0]]} for {_some(others)}. Undo the quantisation."
-            )
-
-
-def _safetensors(model_name_or_path: str, revision: str | None) -> list[Path]:
-    """The files of a model's weights; none if they are of another format."""
-    if file := find_file(model_name_or_path, SAFE_WEIGHTS_NAME, revision):
-        return [file]
-    index = find_file(model_name_or_path, SAFE_WEIGHTS_INDEX_NAME, revision)
-    names = sorted(set(shards_in(index).values())) if index else []
-    files = [find_file(model_name_or_path, name, revision) for name in names]
-    # What is missing, Transformers names.
-    return [file for file in files if file]
 
 
 def complete_ids(model: PreTrainedModel) -> None:

@@ -105,6 +105,8 @@ class TokenizerPair:
             if folder.is_dir() and not (folder / TOKENIZER_CONFIG_FILE).exists():
                 last = get_last_checkpoint(folder)
                 hint = f" Its training has not finished; {last!r} is a model." if last else ""
+                if (folder / CONFIG_NAME).exists():
+                    hint = " It has no tokenizer; `tokenizer.save_pretrained` writes one into it."
                 raise ValueError(
                     f"{model_name_or_path!r} must be the folder of a saved model, got no "
                     f"{TOKENIZER_CONFIG_FILE} in it.{hint}"

@@ -67,9 +67,7 @@ def close_checkpoint(folder: Path) -> None:
     """
     share_weights(folder)
     names = [name for name in names_below(folder) if name != FILES_FILE]
-    write_lines(
-        folder / FILES_FILE, [json.dumps(describe_files(folder, names, "xxh3_128"), indent=2)]
-    )
+    write_lines(folder / FILES_FILE, [json.dumps(describe_files(folder, names), indent=2)])
 
 
 @contextmanager
