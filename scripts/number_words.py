@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runs import run_main
-from vanilla_transformer_tools.files import read_lines, write_together
+from vanilla_transformer_tools.files import read_lines, write_lines
 
 LARGEST_NUMBER = 999_999
 
@@ -169,8 +169,7 @@ def write_corpus(
                 lines = [" ".join(part.text for part in parts(number)) for number in numbers]
                 contents[folder / f"{split}.parts.{language}"] = lines
             contents[folder / f"{split}.alignment"] = map(gold_alignment, numbers)
-    write_together(contents)
-    return list(contents)
+    return [write_lines(path, lines) for path, lines in contents.items()]
 
 
 def exact_match_by_digits(

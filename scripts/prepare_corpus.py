@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runs import run_main
-from vanilla_transformer_tools.files import read_lines, write_together
+from vanilla_transformer_tools.files import read_lines, write_lines
 
 
 def parse() -> argparse.Namespace:
@@ -111,7 +111,8 @@ def main() -> None:
                 f"--unseen_in, and --carve is {given.carve}. Nothing was written."
             )
     given.folder.mkdir(parents=True, exist_ok=True)
-    write_together({paths[split]: rows for split, rows in splits.items()})
+    for split, rows in splits.items():
+        write_lines(paths[split], rows)
     for split, rows in splits.items():
         print(f"{paths[split]}\t{len(rows)} pairs")
     if seen:

@@ -1,29 +1,21 @@
-"""Files: lines in, files and folders that appear whole or not at all, and disks that are full.
-
-The names of temporary files and folders hold the machine and the process that made them. Whoever
-makes the next one deletes those whose process has ended, on the same machine.
-"""
+"""Files: lines in, files and folders that appear whole or not at all, and disks that are full."""
 
 import errno
 import hashlib
-import json
 import os
 import platform
 import re
-import secrets
 import shutil
-import stat
+import tempfile
 import zlib
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from glob import escape
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
-import xxhash
 import yaml
 from filelock import FileLock, Timeout
 
@@ -31,18 +23,12 @@ from vanilla_transformer_tools.compression import DAMAGE, HEAD, compression_of
 
 # Bytes, unpacked: a few kB can unpack to gigabytes without a line end.
 LONGEST_LINE = 2**26
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How libraries written in Rust report a system error.
 _NUMBER_FROM_RUST = re.compile(r"\(os error (\d+)\)")
-# The largest tokenizer.json in use has 35 MB; parsed, a file takes some ten times its size.
-_MOST_BYTES_OF_TEXT = 2**28
-# Read in some two seconds; recipes, mappings and the metadata of cards have a hundredth of it.
-_MOST_CHARACTERS_OF_YAML = 200_000
-# Eight hexadecimal digits for the machine, the number of the process, and digits at random.
+# Eight hexadecimal digits for the machine.
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
-_MAKER = re.compile(rf"{_HOST}-(\d+)-[0-9a-f]{{8}}")
 
 
 def looks_like_a_path(name: str) -> bool:
@@ -53,39 +39,6 @@ def looks_like_a_path(name: str) -> bool:
     first, slash, _ = name.partition("/")
     is_in_a_folder = bool(slash) and os.path.isdir(first)
     return is_in_a_folder or name.startswith((".", "/", "~")) or name.count("/") != 1
-
-
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Rejects pipes and devices, such as `<(zcat file.gz)`, which can be read only once.
-
-    Raises:
-        ValueError: If it is neither a file nor a folder.
-        OSError: If there is nothing.
-    """
-    mode = os.stat(path).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ValueError(
-            f"{os.fspath(path)!r} must be a regular file, which can be read more than once, got "
-            "a pipe or a device. Write its lines to a file first."
-        )
-
-
-def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
-    """The text of a small file in UTF-8, such as a config or a card.
-
-    Args:
-        path: The file.
-        errors: Treatment of other bytes, as for `bytes.decode`.
-
-    Raises:
-        ValueError: If it has more than 256 MiB or is not UTF-8.
-        OSError: If it cannot be read.
-    """
-    with open(path, "rb") as file:
-        content = file.read(_MOST_BYTES_OF_TEXT + 1)
-    if len(content) > _MOST_BYTES_OF_TEXT:
-        raise ValueError(f"{os.fspath(path)!r} must have at most {_MOST_BYTES_OF_TEXT:,} bytes.")
-    return content.decode("utf-8", errors)
 
 
 def read_lines(path: str | os.PathLike[str], *, may_be_empty: bool = False) -> Iterator[str]:
@@ -101,27 +54,31 @@ def read_lines(path: str | os.PathLike[str], *, may_be_empty: bool = False) -> I
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, is not UTF-8, is compressed otherwise or damaged, is a
-            pipe or a device, or if a line is longer than `LONGEST_LINE`.
+        ValueError: If the file is empty, is not UTF-8, is damaged or a pipe, or if a line is longer
+            than `LONGEST_LINE`.
     """
     number = 0
-    check_regular(path)
     with open(path, "rb") as raw:
-        kind = compression_of(raw.read(HEAD))
+        if not raw.seekable():
+            raise ValueError(
+                f"{os.fspath(path)!r} must be a file, which can be read more than once, got a "
+                "pipe. Write its lines to a file first."
+            )
+        unpack = compression_of(raw.read(HEAD))
         raw.seek(0)
-        stream = kind.open(raw) if kind and kind.open else raw
+        stream = unpack(raw) if unpack else raw
         try:
             lines = iter(partial(stream.readline, LONGEST_LINE + 1), b"")
             for text in decode_lines(lines, path):
                 yield text
                 number += 1
         except (OSError, *DAMAGE) as error:
-            # bz2 raises an OSError that has no number for damaged data.
-            if kind is None or getattr(error, "errno", None) is not None:
+            # Damaged data gives an OSError without a number, or an error of the decompressor.
+            if getattr(error, "errno", None) is not None:
                 raise
             raise ValueError(
-                f"{os.fspath(path)!r} is a damaged {kind.name} file: {error} (after line "
-                f"{number}). Copy or compress it again."
+                f"{os.fspath(path)!r} is damaged: {error} (after line {number}). Copy or compress "
+                "it again."
             ) from error
     if number == 0 and not may_be_empty:
         raise ValueError(f"{os.fspath(path)!r} is empty: expected at least one line of text.")
@@ -135,8 +92,8 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
         path: Where the lines come from, as errors name it.
 
     Raises:
-        ValueError: If they are compressed, or are not UTF-8; the message names the bad byte. Or if
-            a line is longer than `LONGEST_LINE`.
+        ValueError: If they are not UTF-8; the message names the bad byte. Or if a line is longer
+            than `LONGEST_LINE`.
     """
     for number, line in enumerate(lines, start=1):
         if len(line) > LONGEST_LINE:
@@ -146,17 +103,7 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
             )
         content = line.removesuffix(b"\n")
         if number == 1:
-            if kind := compression_of(line):
-                raise ValueError(
-                    f"{os.fspath(path)!r} must be text, got {kind.name} data. Unpack it first."
-                )
-            content = content.removeprefix(BYTE_ORDER_MARK)
-            # In UTF-16 without a byte order mark, Latin letters have zeros beside them.
-            if len(content) > 2 and any(not any(content[start::2]) for start in (0, 1)):
-                raise ValueError(
-                    f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16. Convert the "
-                    "file first: iconv -f UTF-16LE (or UTF-16BE) -t UTF-8 old.txt > new.txt"
-                )
+            content = content.removeprefix(BOM_UTF8)
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -169,19 +116,6 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
         yield text
 
 
-def parse_json(text: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: If the text is not JSON, or is nested too deeply.
-    """
-    try:
-        return json.loads(text)
-    # Python's parser follows nested brackets by recursion.
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
     """The value of a YAML text.
 
@@ -190,10 +124,8 @@ def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
         loader: Class that decides on the types of values; none of them may run code.
 
     Raises:
-        ValueError: If the text is not YAML, or is longer than 200,000 characters.
+        ValueError: If the text is not YAML.
     """
-    if len(text) > _MOST_CHARACTERS_OF_YAML:
-        raise ValueError(f"it has {len(text):,} characters, more than {_MOST_CHARACTERS_OF_YAML:,}")
     try:
         return yaml.load(text, loader)
     # Its constructors raise errors of any class for numbers and dates that do not exist.
@@ -212,38 +144,20 @@ def written_whole(path: Path) -> Iterator[Path]:
         return
     with (
         naming_full_disk(path.parent, path.name),
-        scratch_file(path.parent, f".{path.name}.") as temporary,
+        scratch_folder(path.parent, f".{path.name}.") as scratch,
     ):
-        yield temporary
-        os.replace(temporary, path)
-
-
-@contextmanager
-def opened_whole(paths: Iterable[Path]) -> Iterator[list[TextIO]]:
-    r"""Text files to write, each as `written_whole` does; line ends stay `\n`.
-
-    They are put in place together at the end of the block, unless it fails.
-    """
-    with ExitStack() as stack:
-        temporary = [stack.enter_context(written_whole(path)) for path in paths]
-        # Closed before they are put in place: the last one entered is the first one left.
-        yield [
-            stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-            for path in temporary
-        ]
+        yield scratch / path.name
+        os.replace(scratch / path.name, path)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> Path:
     r"""Writes lines, each ending in `\n`, as `written_whole` does."""
-    write_together({path: lines})
+    with (
+        written_whole(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        file.writelines(f"{line}\n" for line in lines)
     return path
-
-
-def write_together(contents: Mapping[Path, Iterable[str]]) -> None:
-    """Writes the lines of several files, and puts the files in place once all are written."""
-    with opened_whole(contents) as files:
-        for file, lines in zip(files, contents.values(), strict=True):
-            file.writelines(f"{line}\n" for line in lines)
 
 
 @contextmanager
@@ -259,9 +173,8 @@ def new_folder(folder: Path, noun: str, check: Callable[[Path], None]) -> Iterat
             the block, and after it because somebody else may have made the folder meanwhile.
 
     Raises:
-        OSError: If there is no room for the folder.
+        OSError: If the folder cannot be made, or there is no room for it.
     """
-    _put_back(folder)
     check(folder)
     with ExitStack() as stack:
         try:
@@ -277,58 +190,30 @@ def new_folder(folder: Path, noun: str, check: Callable[[Path], None]) -> Iterat
         yield scratch / "new"
         share_weights(scratch / "new")
         check(folder)
-        old = scratch / "old"
         if folder.exists():
-            folder.rename(old)
-        try:
-            (scratch / "new").rename(folder)
-        except BaseException:
-            if old.exists():
-                old.rename(folder)
-            raise
-
-
-def _put_back(folder: Path) -> None:
-    """Restores a folder whose replacement was killed between its two renames."""
-    for old in folder.parent.glob(f".{escape(folder.name)}.new-*/old"):
-        if not folder.exists():
-            old.rename(folder)
-            delete(old.parent)
+            folder.rename(scratch / "old")
+        (scratch / "new").rename(folder)
 
 
 @contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder that only this user may read; it is deleted at the end.
 
+    Its name holds the machine and the process that made it.
+
     Args:
         parent: Where it is made.
-        prefix: Beginning of its name. Those of this prefix whose process has ended are deleted.
+        prefix: Beginning of its name. Those of this prefix and machine whose process has ended are
+            deleted.
     """
-    with _scratch(parent, prefix) as path:
-        path.mkdir(mode=0o700)
-        yield path
-
-
-@contextmanager
-def scratch_file(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new empty file, as `scratch_folder` makes folders, with the rights of an ordinary file.
-
-    It may be renamed before the end.
-    """
-    with _scratch(parent, prefix) as path:
-        path.touch(exist_ok=False)
-        yield path
-
-
-@contextmanager
-def _scratch(parent: Path, prefix: str) -> Iterator[Path]:
+    made = re.compile(rf"{re.escape(prefix)}{_HOST}-(\d+)-\w{{8}}")
     with suppress(OSError):
         for name in os.listdir(parent):
-            maker = _MAKER.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+            maker = made.fullmatch(name)
             if maker and not psutil.pid_exists(int(maker[1])):
                 delete(parent / name)
     maker_id = os.getpid()
-    path = parent / f"{prefix}{_HOST}-{maker_id}-{secrets.token_hex(4)}"
+    path = Path(tempfile.mkdtemp(prefix=f"{prefix}{_HOST}-{maker_id}-", dir=parent))
     try:
         yield path
     finally:
@@ -405,14 +290,11 @@ def _system_number(error: BaseException | None) -> int | None:
 # Environment variable: set but empty, token ids are not kept.
 CACHE_VARIABLE = "VANILLA_TRANSFORMER_CACHE"
 
-# XXH3 finds damage as well as SHA-256 in a tenth of the time, but is no proof against forgery.
-_DIGESTS: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
 
-
-def checksum(path: str | os.PathLike[str], kind: str = "sha256") -> str:
-    """Digest of a file's bytes, SHA-256 or `xxh3_128`, in hexadecimal."""
+def checksum(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, _DIGESTS[kind]).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksum_of_all(files: Iterable[Path]) -> str:
@@ -429,10 +311,9 @@ def names_below(folder: Path) -> list[str]:
 
 def share_weights(folder: Path) -> None:
     """Gives weights the mode of other new files; safetensors lets only their owner read them."""
-    with scratch_file(folder, ".mode-") as usual:
-        mode = stat.S_IMODE(usual.stat().st_mode)
+    os.umask(mask := os.umask(0))
     for file in folder.rglob("*.safetensors"):
-        file.chmod(mode)
+        file.chmod(0o666 & ~mask)
 
 
 def mark_used(entry: Path) -> None:

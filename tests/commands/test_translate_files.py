@@ -1,6 +1,5 @@
 """The command `translate` with files: what is written, when, and how an interrupted run goes on."""
 
-import gzip
 import io
 import json
 import os
@@ -58,13 +57,6 @@ def test_translations_go_into_a_pipe(run, tmp_path):
     os.close(writing)
     with open(reading, "rb") as pipe:
         assert pipe.read() == run("--input", source)[1]
-
-
-def test_standard_input_that_is_no_text_is_refused(run):
-    status, out, err = run(stdin=gzip.compress(b"ja\n", mtime=0))
-
-    assert (status, out) == (2, b"")
-    assert "'standard input' must be text, got gzip data. Unpack it first" in err
 
 
 def test_blank_ends_stay_and_change_nothing(run):

@@ -287,26 +287,10 @@ def test_file_with_a_fault_is_refused_with_its_place(write, name, lines, message
         load(write(name, lines))
 
 
-def test_plain_files_in_utf16_are_refused(tmp_path):
-    path = tmp_path / "source"
-    path.write_bytes("ab\ncd\n".encode("utf-16-le"))
+def test_json_line_beyond_what_python_reads_is_refused(write):
+    path = write("x.jsonl", [PAIR, f'{{"source": "a", "target": "b", "x": {"9" * 5000}}}'])
 
-    with pytest.raises(ValueError, match="must be UTF-8, got what looks like UTF-16"):
-        load_pairs(ParallelText((str(path), str(path))))
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("[" * 100_000 + "]" * 100_000, "it is nested too deeply"),
-        ("9" * 5000, "Exceeds the limit"),
-    ],
-    ids=["levels", "digits"],
-)
-def test_json_line_beyond_what_python_reads_is_refused(write, value, reason):
-    path = write("x.jsonl", [PAIR, f'{{"source": "a", "target": "b", "x": {value}}}'])
-
-    with pytest.raises(ValueError, match=rf"^Line 2 of '.*x\.jsonl' .*: {reason}.{{,150}}$"):
+    with pytest.raises(ValueError, match=r"^Line 2 of '.*x\.jsonl' .*: Exceeds the limit"):
         load(path)
 
 

@@ -110,12 +110,12 @@ def insert_recipe(argv: list[str], kind: type[TrainSettings] = TrainSettings) ->
         return argv
     import yaml
 
-    from vanilla_transformer_tools.files import parse_yaml, read_text
+    from vanilla_transformer_tools.files import parse_yaml
 
     path = Path(argv[0])
     try:
         # Words as they are written: `no` is the code of Norwegian, too.
-        recipe = parse_yaml(read_text(path), yaml.BaseLoader)
+        recipe = parse_yaml(path.read_text(encoding="utf-8"), yaml.BaseLoader)
     except ValueError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(recipe, dict):

@@ -22,7 +22,7 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer_tools.files import parse_yaml, read_text
+from vanilla_transformer_tools.files import parse_yaml
 from vanilla_transformer_tools.interop.weight_maps import Plan, WeightMap, shapes_of, untied_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
@@ -117,7 +117,7 @@ class Declaration:
             OSError: If the file cannot be read.
         """
         try:
-            content = parse_yaml(read_text(file))
+            content = parse_yaml(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{file} must be YAML, got text that is none: {error}") from error
         if faults := [*_faults_of_mapping(content)]:
@@ -287,7 +287,7 @@ def _agrees(value: Any, wanted: Any) -> bool:
 
 def _read(name: str) -> dict[str, Any]:
     """A declaration of ours with everything that it extends."""
-    return _complete(parse_yaml(read_text(SOURCES / f"{name}.yaml")))
+    return _complete(parse_yaml((SOURCES / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def _complete(content: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from vanilla_transformer_tools.files import parse_yaml, read_lines, read_text
+from vanilla_transformer_tools.files import parse_yaml, read_lines
 from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fast_tokenizers import (
     END,
@@ -201,7 +201,7 @@ def _with_pad(
 
 def _decoder_settings(file: Path) -> dict[str, Any]:
     """Settings in decoder.yml; empty if there is no such file."""
-    content = parse_yaml(read_text(file)) if file.is_file() else {}
+    content = parse_yaml(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold Marian's options, got {content!r:.60}.")
     return content
@@ -250,7 +250,7 @@ def _read_vocabulary(file: Path) -> tuple[dict[str, int], Any]:
         pieces = read_pieces(file)
         return piece_ids(pieces), pieces
     try:
-        entries = json.loads(read_text(file)) if file.suffix == ".json" else _read_yaml(file)
+        entries = json.loads(file.read_bytes()) if file.suffix == ".json" else _read_yaml(file)
     except ValueError as error:
         raise ValueError(f"{file} must list tokens and their ids, got: {error}") from error
     if faults := [token for token in (END, UNKNOWN) if token not in entries]:

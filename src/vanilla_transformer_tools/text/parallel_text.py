@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import logging
 import os
 import re
 import sys
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,10 +26,7 @@ from datasets.exceptions import DatasetsError
 
 from vanilla_transformer_tools.compression import compression_of, without_suffix
 from vanilla_transformer_tools.files import (
-    BYTE_ORDER_MARK,
-    check_regular,
     naming_full_disk,
-    parse_json,
     read_lines,
     scratch_folder,
 )
@@ -232,10 +231,9 @@ def _plain_batches(text: ParallelText) -> Iterator[pa.RecordBatch]:
 
 def _plain_lines(path: str) -> Iterator[pa.StringArray]:
     r"""Lines of a text file that end in `\n`, thousands at a time."""
-    check_regular(path)
     with open(path, "rb") as file:
         head = file.readline()
-        is_other = head.startswith(BYTE_ORDER_MARK) or b"\0" in head or compression_of(head)
+        is_other = not file.seekable() or head.startswith(BOM_UTF8) or compression_of(head)
         if is_other or head.endswith(b"\r\n"):
             raise _NotPlainError
         file.seek(0)
@@ -314,8 +312,6 @@ def _read_one_path(text: ParallelText) -> Iterator[tuple[str, ...]]:
                 f"must be one of {', '.join(_READERS)}. For plain text give two files."
             )
         return reader(text)
-    if os.path.exists(path):
-        check_regular(path)
     if reader is not None and not os.path.isdir(path):
         raise FileNotFoundError(f"There is no file {path!r}.")
     return _read_tables(text, _open_dataset(text).with_format("arrow").iter(ROWS_AT_A_TIME))
@@ -341,7 +337,7 @@ def _read_json_lines(text: ParallelText) -> Iterator[tuple[str, ...]]:
     for number, line in enumerate(read_lines(text.paths[0]), start=1):
         cause: ValueError | None = None
         try:
-            record = parse_json(line)
+            record = json.loads(line)
         except ValueError as error:
             record, cause = None, error
         if not isinstance(record, dict):

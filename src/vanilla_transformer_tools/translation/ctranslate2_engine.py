@@ -1,5 +1,6 @@
 """Search with CTranslate2, over a folder that `vanilla-transformer export` made."""
 
+import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from vanilla_transformer_tools.files import parse_json, read_text
 from vanilla_transformer_tools.saved_folder import read_object
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.translation.engine import Hypothesis
@@ -199,5 +199,5 @@ def _read_vocabulary(folder: Path, side: str) -> list[str]:
     file = folder / f"{side}_vocabulary.json"
     if not file.exists():
         file = folder / "shared_vocabulary.json"
-    tokens: list[str] = parse_json(read_text(file))
+    tokens: list[str] = json.loads(file.read_bytes())
     return tokens
