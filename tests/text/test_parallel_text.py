@@ -114,23 +114,6 @@ def test_faults_name_the_file_among_several(write):
 
 
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [("a\nb\nc\nd\n", "\n\nx y\n\n"), ("\na\n\n", "é\n\u2028\r\n\0漢\n"), ("a\nb\n\nd", "\n\n\nx")],
-)
-def test_plain_files_are_read_like_any_others(tmp_path, monkeypatch, source, target):
-    paths = (str(tmp_path / "source"), str(tmp_path / "target"))
-    for path, content in zip(paths, (source, target), strict=True):
-        Path(path).write_bytes(content.encode())
-    expected = list(data.read_pairs(ParallelText(paths)))
-    monkeypatch.setattr(data, "ROWS_AT_A_TIME", 2)
-    monkeypatch.delattr(data, "read_pairs")
-
-    pairs = load_pairs(ParallelText(paths))
-
-    assert [tuple(pair.values()) for pair in pairs] == expected
-
-
-@pytest.mark.parametrize(
     "files",
     [{"b.de": ["ja", "nein"], "b.en": ["yes\r", "no\r"]}, {"d.tsv": ["ja\tyes\r", "nein\tno\r"]}],
 )

@@ -45,7 +45,7 @@ def test_ids_are_those_of_the_tokenizer_and_targets_keep_their_characters():
     tokenizer = VanillaTransformerTokenizer.train(lines, vocab_size=400, target_languages=["de"])
     pairs = {"source": lines, "target": lines, "tag": ["de"] * len(lines)}
 
-    ids = encode_pairs(pairs, TokenizerPair.joint(tokenizer), 1000).to_pydict()
+    ids = encode_pairs(pairs, TokenizerPair.joint(tokenizer), 1000)
 
     stripped = list(map(without_blank_ends, lines))
     assert [row[1:] for row in ids["input_ids"]] == tokenizer(stripped)["input_ids"]
@@ -85,9 +85,9 @@ def tokenized(monkeypatch):
     sizes = []
     encode = token_ids.encode_pairs
 
-    def recording(pairs, *arguments):
+    def recording(pairs, *arguments, **options):
         sizes.append(len(pairs["source"]))
-        return encode(pairs, *arguments)
+        return encode(pairs, *arguments, **options)
 
     monkeypatch.setattr(token_ids, "encode_pairs", recording)
     # Names are made from the ids of a sample.

@@ -28,10 +28,6 @@ LATIN = "abcdefghijklmnopqrstuvwxyz .,!?-'"
 GREEK = "αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώ;·«»"
 
 
-def _encode(pairs, tokenizers, max_length):
-    return encode_pairs(pairs, tokenizers, max_length).to_pydict()
-
-
 def learn(text: str, kind: TokenizerKind = "char") -> VanillaTransformerTokenizer:
     """One character, or one word, one token."""
     return VanillaTransformerTokenizer.train([text], vocab_size=99, kind=kind)
@@ -190,7 +186,7 @@ def test_labels_are_those_of_the_tokenizer_for_its_target(tokenizers, name):
     tokenizer = tokenizers(name)
     pair = TokenizerPair.joint(tokenizer).between(german, english, NOTHING)
 
-    encoded = _encode({"source": GERMAN[:9], "target": ENGLISH[:9]}, pair, 60)
+    encoded = encode_pairs({"source": GERMAN[:9], "target": ENGLISH[:9]}, pair, 60)
 
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.src_lang, tokenizer.tgt_lang = german, english
@@ -205,7 +201,7 @@ def test_labels_are_those_of_the_tokenizer_for_its_target(tokenizers, name):
 def test_marian_encodes_targets_with_their_own_pieces(tokenizers):
     tokenizer = tokenizers("marian")
 
-    encoded = _encode(
+    encoded = encode_pairs(
         {"source": GERMAN[:9], "target": ENGLISH[:9]}, TokenizerPair.joint(tokenizer), 60
     )
 
@@ -327,7 +323,7 @@ def test_truncation_keeps_the_code_after_the_end(tokenizers):
     pair = TokenizerPair.joint(tokenizers("mbart")).between("de_DE", "en_XX", NOTHING)
     codes = language_codes(pair.source)
 
-    encoded = _encode({"source": [GERMAN[300]], "target": [ENGLISH[300]]}, pair, 4)
+    encoded = encode_pairs({"source": [GERMAN[300]], "target": [ENGLISH[300]]}, pair, 4)
 
     assert encoded["input_ids"][0][-2:] == [2, codes["de_DE"]]
     assert encoded["labels"][0][-2:] == [2, codes["en_XX"]]
@@ -342,7 +338,7 @@ def test_bpe_dropout_writes_labels_in_the_target_language(tokenizers):
         for rate in (0.0, 0.5)
     )
 
-    expected = _encode({"source": GERMAN[:9], "target": ENGLISH[:9]}, pair, 60)
+    expected = encode_pairs({"source": GERMAN[:9], "target": ENGLISH[:9]}, pair, 60)
     assert [plain[row]["labels"] for row in range(9)] == expected["labels"]
     assert [dropped[row]["labels"][0] for row in range(9)] == [pair.first_token] * 9
     assert [dropped[row]["labels"] for row in range(9)] != expected["labels"]

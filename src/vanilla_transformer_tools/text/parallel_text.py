@@ -10,11 +10,10 @@ import os
 import re
 import sys
 import tempfile
-from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
-from vanilla_transformer_tools.compression import compression_of, without_suffix
+from vanilla_transformer_tools.compression import without_suffix
 from vanilla_transformer_tools.files import (
     naming_full_disk,
     read_lines,
@@ -160,12 +159,7 @@ def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     size = sum(map(os.path.getsize, files)) / 2**20
     takes = f" of {size:,.1f} MiB" if files and first is None else ""
     with temporary_room(f"a copy of {text}{takes}"):
-        schema = pa.schema([(name, pa.string()) for name in COLUMNS[: len(text.columns)]])
-        parts = text.parts
-        if len(parts[0].paths) == 2 and first is None:
-            with suppress(_NotPlainError):
-                return store(chain.from_iterable(map(_plain_batches, parts)), schema)
-        return store(_batches(islice(read_pairs(text), first), schema), schema)
+        return _stored(islice(read_pairs(text), first), COLUMNS[: len(text.columns)])
 
 
 def read_pairs(text: ParallelText) -> Iterator[tuple[str, ...]]:
@@ -206,69 +200,18 @@ def warn_of_carriage_returns(name: str) -> None:
     )
 
 
-def _batches(pairs: Iterator[tuple[str, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    while rows := list(islice(pairs, ROWS_AT_A_TIME)):
-        columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-        yield pa.record_batch(columns, schema=schema)
-
-
-class _NotPlainError(Exception):
-    """Files that `read_pairs` must read: it reads more kinds, and names faults."""
-
-
-def _plain_batches(text: ParallelText) -> Iterator[pa.RecordBatch]:
-    """The pairs of two plain files without a detour by Python's strings, in a tenth of the time."""
-    sides = map(_plain_lines, text.paths)
-    rows = 0
-    for source, target in zip_longest(*sides):
-        if source is None or target is None or len(source) != len(target):
-            raise _NotPlainError
-        rows += len(source)
-        yield pa.record_batch([source, target], names=COLUMNS[:2])
-    if not rows:
-        raise _NotPlainError
-
-
-def _plain_lines(path: str) -> Iterator[pa.StringArray]:
-    r"""Lines of a text file that end in `\n`, thousands at a time."""
-    with open(path, "rb") as file:
-        head = file.readline()
-        is_other = not file.seekable() or head.startswith(BOM_UTF8) or compression_of(head)
-        if is_other or head.endswith(b"\r\n"):
-            raise _NotPlainError
-        file.seek(0)
-        while lines := list(islice(file, ROWS_AT_A_TIME)):
-            try:
-                texts = pa.array([line.removesuffix(b"\n") for line in lines], pa.string())
-            except pa.ArrowInvalid as error:
-                raise _NotPlainError from error
-            yield texts
-
-
-def store(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: Path | None = None
-) -> Dataset:
-    """Writes batches to an Arrow file, and maps it to memory.
-
-    Args:
-        batches: Rows, one batch after another.
-        schema: Of all batches.
-        file: Where to write; None: a temporary file, which is deleted with `load_pairs`'s files.
-
-    Raises:
-        OSError: If there is no room, in words of the system.
-    """
-    if file is None:
-        handle, name = tempfile.mkstemp(suffix=".arrow", dir=_temporary_folder())
-        os.close(handle)
-        file = Path(name)
+def _stored(pairs: Iterator[tuple[str, ...]], names: Sequence[str]) -> Dataset:
+    """Writes rows to a temporary Arrow file, and maps it to memory."""
+    handle, path = tempfile.mkstemp(suffix=".arrow", dir=_temporary_folder())
+    os.close(handle)
+    schema = pa.schema([(name, pa.string()) for name in names])
     try:
-        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        return Dataset.from_file(str(file))
+        with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            while rows := list(islice(pairs, ROWS_AT_A_TIME)):
+                writer.write_batch(pa.record_batch(list(zip(*rows, strict=True)), schema=schema))
+        return Dataset.from_file(path)
     except BaseException:
-        file.unlink(missing_ok=True)
+        os.unlink(path)
         raise
 
 

@@ -1,17 +1,17 @@
 """Token ids of parallel text, and vocabularies that are learned from it.
 
 The ids of a corpus are kept in the cache of `datasets`, in its folder `vanilla_transformer`, under
-the name of all that they depend on. Everything in it may be deleted at any time.
+the digest of all that they depend on. Everything in it may be deleted at any time.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from itertools import repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from accelerate import PartialState
-from datasets import Dataset
+from datasets import Dataset, Features, List, Value
 
 from vanilla_transformer.text_vanilla_transformer import as_source, without_blank_ends
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -43,8 +43,11 @@ from vanilla_transformer_tools.text.parallel_text import (
 )
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length, language_prefix
 
-_TOKENS = pa.list_(pa.int32())
-_SCHEMA = pa.schema([("input_ids", _TOKENS), ("labels", _TOKENS), ("is_truncated", pa.bool_())])
+_FEATURES = {
+    "input_ids": List(Value("int32")),
+    "labels": List(Value("int32")),
+    "is_truncated": Value("bool"),
+}
 
 # Token ids of source and target.
 EncodedPair = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
@@ -80,23 +83,18 @@ def learn_tokenizer(
     lowercase = settings.get("lowercase_sources", False)
     readers: dict[str, Callable[[str], str]]
     readers = {"source": partial(as_source, lowercase=lowercase), "target": without_blank_ends}
-    drawn = np.ones(len(pairs), bool)
     if len(pairs) > MOST_LEARNED_PAIRS:
         rng = np.random.default_rng(0)
-        drawn[:] = False
-        drawn[rng.choice(len(pairs), MOST_LEARNED_PAIRS, replace=False, shuffle=False)] = True
+        rows = rng.choice(len(pairs), MOST_LEARNED_PAIRS, replace=False, shuffle=False)
+        pairs = pairs.select(np.sort(rows))
 
     def texts() -> Iterator[str]:
         for name in columns:
-            first = 0
-            for table in _tables(pairs):
-                rows = first + np.flatnonzero(drawn[first : first + len(table)])
-                lines = table[name].take(rows - first).to_pylist()
-                if casing:
-                    places = rows.tolist()
-                    lines = list(map(casing.changed, lines, repeat(name), places))
-                yield from map(readers[name], lines)
-                first += len(table)
+            lines: Iterable[str]
+            lines = chain.from_iterable(table[name].to_pylist() for table in _tables(pairs))
+            if casing:
+                lines = map(casing.changed, lines, repeat(name), count())
+            yield from map(readers[name], lines)
 
     return VanillaTransformerTokenizer.train(texts(), **settings)
 
@@ -122,20 +120,20 @@ def cached_ids(
         ValueError: If `max_length` leaves no room for text, or a tag is unknown.
         OSError: If there is no room for the ids.
     """
+    how: dict[str, Any] = {"remove_columns": pairs.column_names}
     folder = _folder()
     if folder is None:
-        tokenized, truncated = tokenize_pairs(pairs, tokenizers, max_length=max_length)
-        return tokenized.select_columns(["input_ids", "labels"]), truncated
-    digest = _digest(pairs, tokenizers, max_length)
-    file = folder / f"{digest}.arrow"
+        with temporary_room("the token ids of the pairs"):
+            return _count_truncated(_map(pairs, tokenizers, max_length, **how))
+    file = folder / f"{_digest(pairs, tokenizers, max_length)}.arrow"
     hint = "Make room there, or set HF_DATASETS_CACHE to a folder with more."
     room = naming_full_disk(folder, "the token ids of the pairs", hint)
     with PartialState().local_main_process_first(), room:
         if not file.exists():
+            # On a full disk, `map` would leave what it has written.
             with scratch_folder(folder, ".new-") as scratch:
                 new = scratch / file.name
-                how = {"cache_file_name": str(new), "remove_columns": pairs.column_names}
-                _map(pairs, tokenizers, max_length, **how)
+                _map(pairs, tokenizers, max_length, cache_file_name=str(new), **how)
                 os.replace(new, file)
         ids = Dataset.from_file(str(file))
     mark_used(file)
@@ -166,23 +164,18 @@ def tokenize_pairs(
 
 
 def _map(pairs: Dataset, tokenizers: TokenizerPair, max_length: int, **how: Any) -> Dataset:
-    def add_ids(table: pa.Table) -> pa.Table:
-        ids = encode_pairs(table.to_pydict(), tokenizers, max_length)
-        kept = [] if "remove_columns" in how else table.column_names
-        columns = {name: table[name] for name in kept}
-        return pa.table(columns | {name: ids[name] for name in ids.column_names})
-
+    kept = {} if "remove_columns" in how else pairs.features
     with progress_bars_only_on_terminals():
-        mapped = pairs.with_format("arrow").map(
-            add_ids,
+        return pairs.map(
+            partial(encode_pairs, tokenizers=tokenizers, max_length=max_length),
             batched=True,
             batch_size=ROWS_AT_A_TIME,
+            features=Features(kept | _FEATURES),
             desc="Tokenize",
             # Hashing what the function refers to takes longer than a small corpus.
             new_fingerprint=uuid4().hex,
             **how,
         )
-    return mapped.with_format(None)
 
 
 def _count_truncated(tokenized: Dataset) -> tuple[Dataset, int]:
@@ -192,7 +185,7 @@ def _count_truncated(tokenized: Dataset) -> tuple[Dataset, int]:
 
 def encode_pairs(
     pairs: Mapping[str, list[str]], tokenizers: TokenizerPair, max_length: int
-) -> pa.Table:
+) -> dict[str, list[Any]]:
     """Token ids of pairs in memory, without blank ends, and which pairs were truncated.
 
     Args:
@@ -222,12 +215,11 @@ def encode_pairs(
     is_truncated = [max(map(len, pair)) > max_length for pair in zip(source, target, strict=True)]
     # The tokenizer would not count what it truncates, and would keep truncating later texts.
     ends = [end_length(side) for side in (tokenizers.source, tokenizers.target)]
-    columns = [
-        [truncate(ids, max_length, ends[0]) for ids in source],
-        [truncate(ids, max_length, ends[1]) for ids in target],
-        is_truncated,
-    ]
-    return pa.table(columns, schema=_SCHEMA)
+    return {
+        "input_ids": [truncate(ids, max_length, ends[0]) for ids in source],
+        "labels": [truncate(ids, max_length, ends[1]) for ids in target],
+        "is_truncated": is_truncated,
+    }
 
 
 def encoded_rows(
@@ -243,10 +235,8 @@ def encoded_rows(
     # Without tags, the last name remains unused.
     texts = dict(zip(COLUMNS, map(list, zip(*pairs, strict=True)), strict=False))
     ids = encode_pairs(texts, tokenizers, max_length)
-    sides = (ids[name].chunk(0) for name in ("input_ids", "labels"))
-    # The ids of each line, in the memory of the column.
-    lines = (np.split(one.values.to_numpy(), one.offsets.to_numpy()[1:-1]) for one in sides)
-    return list(zip(*lines, strict=True)), ids["is_truncated"].chunk(0).true_count
+    sides = (map(partial(np.array, dtype=np.int32), ids[name]) for name in ("input_ids", "labels"))
+    return list(zip(*sides, strict=True)), sum(ids["is_truncated"])
 
 
 def source_prefixes(
@@ -299,16 +289,12 @@ def _folder() -> Path | None:
 
 def _digest(pairs: Dataset, tokenizers: TokenizerPair, max_length: int) -> str:
     """Digest of all that ids depend on: text, tokenizers, and versions of libraries."""
-    sample = encode_pairs(pairs[:_SAMPLE], tokenizers, max_length).to_pydict()
+    sample = encode_pairs(pairs[:_SAMPLE], tokenizers, max_length)
     about = [tokenizers.contents, max_length, sample, *map(version, _LIBRARIES)]
     digest = xxhash.xxh3_128(repr(about).encode())
     for table in _tables(pairs):
-        for name in table.column_names:
-            for text in table[name].chunks:
-                # The lengths decide where a text ends.
-                digest.update(pc.binary_length(text).to_numpy())
-                whole = pa.ListArray.from_arrays([0, len(text)], text)
-                digest.update(pc.binary_join(whole, "")[0].as_buffer())
+        for batch in table.combine_chunks().to_batches():
+            digest.update(batch.serialize())
     return digest.hexdigest()
 
 
