@@ -23,7 +23,7 @@ from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.interop.importing import convert
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.translation import Search
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 COLUMNS = ("search", "batch", "engine", "sentences/s", "range", "speed", "same lines")
 # Tokens of a random source, the last one included, and of its output.

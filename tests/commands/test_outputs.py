@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from vanilla_transformer_tools.translation import translator
-from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.streams import typed_lines
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..support.full_disk import small_files
 

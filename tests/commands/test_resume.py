@@ -9,9 +9,9 @@ import pytest
 
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation import job as jobs
-from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.job import record_path
 from vanilla_transformer_tools.translation.streams import alone
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import interrupted_after
 from ..support.training_runs import flip_bit

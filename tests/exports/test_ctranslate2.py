@@ -19,7 +19,7 @@ from vanilla_transformer_tools.exports.ctranslate2_conversion import (
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engine import Hypothesis
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import CONCATENATED, LEARNED, TWO_TABLES, UNTIED, build_variant
 

@@ -23,7 +23,7 @@ from vanilla_transformer_tools.saved_folder import describe_model_files, load_mo
 from vanilla_transformer_tools.sharing.model_card import record_results
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import build_variant
 from ..support.pretrained import fsmt_tokenizer

@@ -17,7 +17,7 @@ from vanilla_transformer_tools.exports.ctranslate2_conversion import VanillaTran
 from vanilla_transformer_tools.exports.export import export_model, verify
 from vanilla_transformer_tools.exports.onnx import OPSET, OnnxModel, _DecoderGraph, export_onnx
 from vanilla_transformer_tools.exports.to_transformers import to_transformers
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import LEARNED, RECTANGULAR, TWO_TABLES, Model, build_variant
 from ..plugin.test_variant_grid import build_combination, each_choice

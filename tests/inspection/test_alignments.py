@@ -8,8 +8,8 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engine import ForcedPass
-from vanilla_transformer_tools.translation.engines import TorchEngine
-from vanilla_transformer_tools.translation.read_pairs import PAIRS_PER_BATCH
+from vanilla_transformer_tools.translation.teacher_forcing import PAIRS_PER_BATCH
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 # Words that have no piece of their own are spelled in characters.
 LINES = ["ein hund rennt", "a dog runs", "der mann", "the man"]

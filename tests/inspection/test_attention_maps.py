@@ -15,7 +15,7 @@ from vanilla_transformer_tools.inspection.attention_maps import (
     token_labels,
 )
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import both_attentions, build_variant
 from ..support.pretrained import bart

@@ -13,7 +13,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop.fast_tokenizers import ending_in_eos
 from vanilla_transformer_tools.interop.trimming import Trimming, trim
-from vanilla_transformer_tools.text.tokenizer_pair import language_codes
+from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.translation import Translator
 
 from ..models import build_variant

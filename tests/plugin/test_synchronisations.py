@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vanilla_transformer_tools.search import Search
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import LEARNED, RECTANGULAR, UNTIED, Batch, Model, build_variant, gradients
 from ..support.observed import observe

@@ -15,9 +15,10 @@ from vanilla_transformer.tokenization_vanilla_transformer import language_tags
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
 from vanilla_transformer_tools.text.filters import drop_rules, filter_pairs
+from vanilla_transformer_tools.text.languages import language_prefix
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_prefix
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.translation import Translator
 

@@ -4,10 +4,10 @@ import datasets
 import pytest
 from datasets import Dataset
 
+from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import CACHE_VARIABLE
 from vanilla_transformer_tools.text import token_ids
-from vanilla_transformer_tools.text.blanks import without_blank_ends
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import (
     cached_ids,

@@ -12,13 +12,13 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
 from vanilla_transformer_tools.text import tokenizer_pair
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
-from vanilla_transformer_tools.text.token_ids import encode_pairs
-from vanilla_transformer_tools.text.tokenizer_pair import (
-    TokenizerPair,
+from vanilla_transformer_tools.text.languages import (
     choose_languages,
     language_codes,
     language_prefix,
 )
+from vanilla_transformer_tools.text.token_ids import encode_pairs
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..models import TWO_TABLES, Model, build_variant
 from ..support.pretrained import BUILD, ENGLISH, GERMAN

@@ -6,7 +6,7 @@ import torch
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engine import Hypothesis
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..support.engines import Echo
 

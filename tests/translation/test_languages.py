@@ -12,11 +12,12 @@ from vanilla_transformer_tools.exports.export import export_model
 from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.interop import declarations
 from vanilla_transformer_tools.sharing.push import _shared_files
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, language_codes
+from vanilla_transformer_tools.text.languages import language_codes
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Search, Translator
-from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.loading import faster_export
 from vanilla_transformer_tools.translation.segments import cut_line
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..support.pretrained import BUILD, GERMAN
 

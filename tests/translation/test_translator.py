@@ -9,7 +9,7 @@ from vanilla_transformer_tools.inspection.attention_maps import read_attention
 from vanilla_transformer_tools.saved_folder import RUN_FILE, TARGET_FOLDER
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation import translator as translation
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import build_variant
 from ..support.pretrained import bart, fsmt_tokenizer

@@ -105,7 +105,7 @@ def _score_pairs(
 ) -> None:
     """Writes the log-probability of each test pair, as JSON."""
     from vanilla_transformer_tools.files import write_lines
-    from vanilla_transformer_tools.translation.read_pairs import PairScore, score_pairs
+    from vanilla_transformer_tools.translation.teacher_forcing import PairScore, score_pairs
 
     scored: dict[int, PairScore] = {}
     for tag, rows in test_set.rows_by_tag().items():

@@ -16,9 +16,9 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest, Result
 
+from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer, resolve
 from vanilla_transformer_tools.settings import DEFAULT_METRICS, METRIC_TITLES
-from vanilla_transformer_tools.text.blanks import without_blank_ends
 
 # What `score` returns, ready for JSON.
 Scores = dict[str, Any]

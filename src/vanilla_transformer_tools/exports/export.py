@@ -34,20 +34,20 @@ from vanilla_transformer_tools.saved_folder import (
 )
 from vanilla_transformer_tools.settings import RUNTIMES
 from vanilla_transformer_tools.text.batches import padded
+from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.tokenizer_pair import (
     TokenizerPair,
-    language_codes,
     tokens_by_id,
 )
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
-from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.generation_settings import (
     never_generated,
     refuse_torch_only,
     start_and_ends,
 )
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 logger = logging.getLogger(__name__)
 

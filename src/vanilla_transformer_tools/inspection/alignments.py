@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer_tools.text.units import units_of_tokens
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engines import TorchEngine
-from vanilla_transformer_tools.translation.read_pairs import encode_pair, read_pairs
+from vanilla_transformer_tools.translation.teacher_forcing import align_pairs, encode_pair
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 # Position of a unit in the source and of one in the target, both counted from 0.
 Link = tuple[int, int]
@@ -76,7 +76,7 @@ def align_words(
     tag: list[set[int]] = [set() for _ in translator.tokenizers.source_prefix]
     rows = list(zip(*columns, strict=True))
     encoded = (encode_pair(translator.tokenizers, *row[:2]) for row in rows)
-    read = read_pairs(translator.tokenizers, engine, encoded)
+    read = align_pairs(translator.tokenizers, engine, encoded)
     for lines, (source, target, positions) in zip(rows, read, strict=True):
         source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
         target_words = units_of_tokens(target["offset_mapping"], lines[1], lines[3])

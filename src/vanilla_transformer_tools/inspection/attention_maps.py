@@ -14,16 +14,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer_tools.text.tokenizer_pair import speller
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.engines import (
+from vanilla_transformer_tools.translation.segments import without_surrogates
+from vanilla_transformer_tools.translation.teacher_forcing import encode_pair
+from vanilla_transformer_tools.translation.torch_engine import (
     TorchEngine,
     aligned_layer,
     attention_weights,
 )
-from vanilla_transformer_tools.translation.read_pairs import encode_pair
-from vanilla_transformer_tools.translation.segments import without_surrogates
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
 

@@ -22,7 +22,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.saved_folder import align_weights
-from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary, language_codes
+from vanilla_transformer_tools.text.languages import language_codes
+from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary
 
 # Tensors with a row for each entry.
 _TABLES = ("shared.weight", "embed_tokens.weight", "lm_head.weight", "lm_head.bias")

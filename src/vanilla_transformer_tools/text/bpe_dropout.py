@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.text.blanks import without_blank_ends
+from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer_tools.text.token_ids import source_prefixes, truncate
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 

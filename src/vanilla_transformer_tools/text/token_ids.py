@@ -35,13 +35,14 @@ from vanilla_transformer_tools.files import (
     scratch_folder,
 )
 from vanilla_transformer_tools.text.casing import Casing
+from vanilla_transformer_tools.text.languages import end_length, language_prefix
 from vanilla_transformer_tools.text.parallel_text import (
     COLUMNS,
     ROWS_AT_A_TIME,
     progress_bars_only_on_terminals,
     temporary_room,
 )
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length, language_prefix
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 _FEATURES = {
     "input_ids": List(Value("int32")),

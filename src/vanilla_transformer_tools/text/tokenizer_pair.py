@@ -1,16 +1,8 @@
-"""The tokenizers of a model's two sides, one for both or one for each, and their languages.
-
-Tokenizers name languages in two ways. A *tag* such as our `<2de>` or Marian's `>>deu<<` names the
-target language and comes before the source. *Codes*, those of NLLB, M2M100, mBART and PLBart, name
-the language of each side: the tokenizer puts them next to its text, and outputs begin with one.
-"""
+"""The tokenizers of a model's two sides, one for both or one for each."""
 
 from __future__ import annotations
 
-import copy
-import difflib
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,10 +14,7 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-    language_tags,
-)
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.files import naming_full_disk
 from vanilla_transformer_tools.saved_folder import (
     TARGET_FILES,
@@ -34,12 +23,14 @@ from vanilla_transformer_tools.saved_folder import (
     load_tokenizer,
     read_object,
 )
+from vanilla_transformer_tools.text.languages import (
+    choose_languages,
+    language_codes,
+    language_prefix,
+)
 
 # A config has one id of each for both sides.
 _COMMON_TOKENS = ("pad_token", "bos_token", "eos_token")
-_MARIAN_TAG = re.compile(r">>.+<<")
-# Languages that a message names.
-NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,14 @@ class TokenizerPair:
     start_token: int | None = None
 
     def __post_init__(self) -> None:
-        refuse_legacy_codes(self.source)
+        if getattr(self.source, "legacy_behaviour", False):
+            # NLLB was trained with the code first, and outputs begin with theirs in either case, so
+            # labels of this tokenizer teach something else than generation does.
+            raise ValueError(
+                f"The tokenizer must put the code of a language before the text, got "
+                f"{type(self.source).__name__} with `legacy_behaviour` true, which puts it after "
+                "the text. Set `legacy_behaviour` to false in tokenizer_config.json."
+            )
         faults = [
             f"{getattr(self.source, name)} is {ids[0]} and {ids[1]}"
             for name in _COMMON_TOKENS
@@ -320,168 +318,3 @@ def _content(tokenizer: PreTrainedTokenizerBase) -> str:
         digest = sha256(b"".join(file.read_bytes() for file in sorted(files)))
     digest.update(repr(sorted(tokenizer.get_added_vocab().items())).encode())
     return digest.hexdigest()
-
-
-def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of the codes by which a tokenizer names the language of each side; none for most."""
-    if not hasattr(tokenizer, "set_src_lang_special_tokens"):
-        return {}
-    codes = getattr(tokenizer, "lang_code_to_id", None)
-    if codes is None:
-        named = {
-            getattr(tokenizer, f"{name}_token", None)
-            for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-        }
-        codes = {
-            token.content: token_id
-            for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special and token.content not in named
-        }
-    # Those of PLBart are written __java__.
-    return {
-        code.strip("_"): token_id
-        for code, token_id in codes.items()
-        if token_id != tokenizer.unk_token_id
-    }
-
-
-def offered_languages(
-    tokenizer: PreTrainedTokenizerBase, defaults: GenerationConfig
-) -> tuple[list[str], list[str]]:
-    """Languages of sources and of targets that a model lets its user choose from.
-
-    Models with tags let nobody choose the language of a source, most others neither language.
-
-    Args:
-        tokenizer: Of the sources, before any language is chosen.
-        defaults: Of the model.
-    """
-    if codes := language_codes(tokenizer):
-        # What the decoder of mBART and PLBart reads first is the one language that they write.
-        start = defaults.decoder_start_token_id
-        starts = [code for code, token_id in codes.items() if token_id == start]
-        return list(codes), starts or list(codes)
-    return [], list(target_tags(tokenizer))
-
-
-def refuse_legacy_codes(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Rejects NLLB's tokenizer as old releases of Transformers had it, with codes after the text.
-
-    NLLB was trained with the code first, and outputs begin with theirs in either case, so labels of
-    this tokenizer teach something else than generation does.
-
-    Raises:
-        ValueError: If it is such a tokenizer.
-    """
-    if getattr(tokenizer, "legacy_behaviour", False):
-        raise ValueError(
-            f"The tokenizer must put the code of a language before the text, got "
-            f"{type(tokenizer).__name__} with `legacy_behaviour` true, which puts it after the "
-            "text. Set `legacy_behaviour` to false in tokenizer_config.json."
-        )
-
-
-def choose_languages(
-    tokenizer: PreTrainedTokenizerBase,
-    source: str | None,
-    target: str | None,
-    defaults: GenerationConfig,
-) -> tuple[PreTrainedTokenizerBase, int]:
-    """Sets up a copy of a tokenizer with codes for one direction.
-
-    Args:
-        tokenizer: Tokenizer of the source, and of the target.
-        source: Language of the sources; None: the saved one, if the tokenizer has both.
-        target: Language of the outputs; None: the one that `defaults` begin an output with, or else
-            the one with which the tokenizer was saved.
-        defaults: The model's generation config.
-
-    Returns:
-        The copy, which puts the codes of both languages next to their text, and the id of the
-        target's code.
-
-    Raises:
-        ValueError: If a language is unknown or missing.
-    """
-    codes = language_codes(tokenizer)
-    begins_with = {defaults.forced_bos_token_id, defaults.decoder_start_token_id}
-    if target is None:
-        named = [code for code, token_id in codes.items() if token_id in begins_with]
-        target = named[0] if named else _saved(tokenizer, "tgt_lang")
-    # Classes save English for a source language that nobody chose.
-    if source is None and _saved(tokenizer, "tgt_lang"):
-        source = _saved(tokenizer, "src_lang")
-    faults = [
-        f"The {side} language must be one that the tokenizer knows, such as "
-        f"{', '.join(_some(codes, language))} ({len(codes)} in all), got {language!r}. Name it: "
-        f"--{side}_language."
-        for side, language in (("source", source), ("target", target))
-        if language not in codes
-    ]
-    if faults:
-        raise ValueError("\n".join(faults))
-    code = codes[str(target)]
-    tokenizer = copy.deepcopy(tokenizer)
-    if not hasattr(tokenizer, "lang_code_to_id"):
-        # The class of NLLB takes tokens, which for M2M100 are written __de__.
-        source, target = tokenizer.convert_ids_to_tokens([codes[str(source)], code])
-    # Also where it is saved, so that the folder keeps its languages.
-    tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source
-    tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = target
-    return tokenizer, code
-
-
-def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) -> list[int]:
-    """Ids that come before a source: the tag of its target language, if there is one.
-
-    A tag is a token of the source and counts towards its length.
-
-    Args:
-        tokenizer: Of the model.
-        language: Name of the target language; None for a model of one direction.
-
-    Raises:
-        ValueError: If the model does not know the language, or knows several and none is given.
-    """
-    tags = target_tags(tokenizer)
-    if language is None and not tags:
-        return []
-    if language in tags:
-        return [tags[language]]
-    if not tags:
-        raise ValueError(
-            f"The model takes no target language, got {language!r}. Leave it out, or train a model "
-            "with --tag_column."
-        )
-    raise ValueError(
-        f"The target language must be one of the model's, {', '.join(tags)}, got "
-        f"{language!r}. Name one: --target_language, or in training the --tag_column of the pairs."
-    )
-
-
-def target_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of the tags that name a target language, by language; none for most models."""
-    tags = language_tags(tokenizer)
-    # Of Marian: `MarianTokenizer` has them as pieces, our fast ones as added tokens.
-    added = (token.content for token in tokenizer.added_tokens_decoder.values())
-    named = filter(_MARIAN_TAG.fullmatch, added)
-    for token in getattr(tokenizer, "supported_language_codes", named):
-        tags[token.strip("<>")] = tokenizer.convert_tokens_to_ids(token)
-    return tags
-
-
-def end_length(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens after the text: `</s>`, and for some tokenizers a code after it."""
-    return len(getattr(tokenizer, "suffix_tokens", ())) or 1
-
-
-def _saved(tokenizer: PreTrainedTokenizerBase, name: str) -> str | None:
-    """A language that the tokenizer was saved with."""
-    code = tokenizer.init_kwargs.get(name)
-    return code.strip("_") if code else None
-
-
-def _some(codes: Iterable[str], wanted: str | None) -> list[str]:
-    """The most similar ones, and then the first."""
-    similar = difflib.get_close_matches(wanted or "", codes, n=NAMED, cutoff=0.3)
-    return list(dict.fromkeys([*similar, *codes]))[:NAMED]

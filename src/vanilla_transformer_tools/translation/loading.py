@@ -17,8 +17,8 @@ from vanilla_transformer_tools.text.sentences import (
 )
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engine import Engine
-from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.generation_settings import refuse_torch_only, torch_only
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 logger = logging.getLogger(__name__)
 

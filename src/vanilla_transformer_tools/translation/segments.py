@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.text.blanks import AT_ENDS, blank_ends, without_blank_ends
+from vanilla_transformer.text_vanilla_transformer import AT_ENDS, blank_ends, without_blank_ends
+from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.sentences import sentence_ends, split_line
-from vanilla_transformer_tools.text.tokenizer_pair import end_length
 from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
 
 # Python's replacements for bytes that are not UTF-8; they never occur in text.

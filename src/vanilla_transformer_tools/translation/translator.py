@@ -9,20 +9,19 @@ from typing import Any, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.text_vanilla_transformer import BLANKS, blank_ends
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import EngineName
-from vanilla_transformer_tools.text.blanks import blanks_around
+from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.sentences import has_letter
 from vanilla_transformer_tools.text.tokenizer_pair import (
     TokenizerPair,
-    end_length,
     has_target_vocabulary,
     knows_both_sides,
     speller,
 )
 from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
-from vanilla_transformer_tools.translation.engines import TorchEngine
 from vanilla_transformer_tools.translation.loading import load_engine, training_defaults
 from vanilla_transformer_tools.translation.results import (
     Piece,
@@ -41,6 +40,7 @@ from vanilla_transformer_tools.translation.segments import (
     with_prefixes,
     without_surrogates,
 )
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 logger = logging.getLogger(__name__)
 
@@ -490,6 +490,10 @@ def _windows(lines: Iterator[_Line], has_next: Callable[[], bool]) -> Iterator[l
 
 def _within(piece: Piece, translation: Translation) -> Translation:
     """A translation in the white space of its source; an argument may hold a line feed."""
-    before, after = blanks_around(piece.text.replace("\n", " "))
+    # Its blanks, without controls and marks.
+    before, after = (
+        "".join(character for character in end if character in BLANKS)
+        for end in blank_ends(piece.text.replace("\n", " "))
+    )
     text = before + translation.text + after
     return replace(translation, text=text, unknown_source=piece.unknown)

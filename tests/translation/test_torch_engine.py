@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer_tools.translation import Search, engines
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer_tools.translation import Search, torch_engine
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import build_variant, redraw_parameters
 
@@ -221,7 +221,7 @@ def test_generate_searches_where_only_it_follows_the_generation_config(tiny_mode
 
 @pytest.mark.parametrize("largest", [1, 2**24])
 def test_forced_pass_tells_the_log_probability_of_each_token(tiny_model, monkeypatch, largest):
-    monkeypatch.setattr(engines, "FORCED_LOGITS", largest)
+    monkeypatch.setattr(torch_engine, "FORCED_LOGITS", largest)
     # Two for each source.
     targets = [[7, 19, 2], [2], [30], [7, 8, 9, 10, 11, 2], [5, 5, 2], [6, 2]]
 

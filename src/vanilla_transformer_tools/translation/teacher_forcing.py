@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from transformers import BatchEncoding
 
-from vanilla_transformer_tools.text.blanks import without_blank_ends
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, end_length
-from vanilla_transformer_tools.translation.engines import TorchEngine
+from vanilla_transformer.text_vanilla_transformer import without_blank_ends
+from vanilla_transformer_tools.text.languages import end_length
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation.segments import without_surrogates
+from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.translation.translator import Translator
@@ -78,7 +79,7 @@ def encode_pair(
     return read, written
 
 
-def read_pairs(
+def align_pairs(
     tokenizers: TokenizerPair,
     engine: TorchEngine,
     encoded: Iterable[tuple[BatchEncoding, BatchEncoding]],
