@@ -53,18 +53,18 @@ class Outcome:
     scores: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
     """Weights that a run may end with.
 
     Attributes:
         name: Human-readable description.
-        load: Returns the weights by name, tied ones once; None: the model has them.
+        load: Returns the weights by name; of tied ones, any name will do.
         scores: Their validation scores; None: not evaluated yet.
     """
 
     name: str
-    load: Callable[[], dict[str, Tensor]] | None = None
+    load: Callable[[], dict[str, Tensor]]
     scores: dict[str, Any] | None = None
 
 
@@ -111,9 +111,8 @@ def _is_over(plan: RunPlan, trainer: TokenBatchTrainer, schedule: Schedule) -> b
 def choose_weights(trainer: TokenBatchTrainer, plan: RunPlan, *, compares: bool = True) -> Outcome:
     """Puts the best candidate into the model.
 
-    The first candidate is the best evaluation, and each further one takes its place if it is better
-    in score or loss. Without scores, the mean of the last checkpoints is taken if it was asked for,
-    else the last weights.
+    Each candidate takes the place of those before it if it is better in score or loss. Without
+    scores, the mean of the last checkpoints is taken if it was asked for, else the last weights.
 
     Args:
         trainer: After training.
@@ -124,32 +123,29 @@ def choose_weights(trainer: TokenBatchTrainer, plan: RunPlan, *, compares: bool 
     if evaluates and trainer.ranking.of_update(trainer.state, trainer.state.global_step) is None:
         trainer.evaluate()
     chosen, *others = candidates(trainer, plan)
-    put(trainer, chosen)
     for candidate in others if compares else ():
-        if chosen.scores is None:
+        if chosen.scores is None or _is_better(candidate, chosen, trainer):
             chosen = candidate
-            put(trainer, chosen)
-            continue
-        before = copy.deepcopy(trainer.model.state_dict()) if candidate.scores is None else {}
-        scores = candidate.scores
-        if scores is None:
-            put(trainer, candidate)
-            scores = {
-                name.removeprefix("mean_"): value
-                for name, value in trainer.evaluate(metric_key_prefix="mean").items()
-            }
-        is_better = trainer.ranking.is_better(scores, chosen.scores)
-        metric = metric_of(trainer.args)
-        PartialState().print(
-            f"{metric:<11} {chosen.scores[metric]:.4g}, loss {chosen.scores['loss']:.4g} "
-            f"({chosen.name}); {scores[metric]:.4g}, loss {scores['loss']:.4g} ({candidate.name})"
-        )
-        if is_better:
-            chosen = Candidate(candidate.name, candidate.load, scores)
-            put(trainer, chosen)
-        elif before:
-            put_weights(trainer.model, before)
+    put_weights(trainer.model, chosen.load())
     return Outcome(chosen.name, chosen.scores)
+
+
+def _is_better(candidate: Candidate, other: Candidate, trainer: TokenBatchTrainer) -> bool:
+    """Whether a candidate is better than one with scores; evaluates it, and prints both."""
+    if candidate.scores is None:
+        put_weights(trainer.model, candidate.load())
+        candidate.scores = {
+            name.removeprefix("mean_"): value
+            for name, value in trainer.evaluate(metric_key_prefix="mean").items()
+        }
+    metric = metric_of(trainer.args)
+    shown = "; ".join(
+        f"{scores[metric]:.4g}, loss {scores['loss']:.4g} ({name})"
+        for scores, name in ((other.scores, other.name), (candidate.scores, candidate.name))
+        if scores
+    )
+    PartialState().print(f"{metric:<11} {shown}")
+    return trainer.ranking.is_better(candidate.scores, other.scores or {})
 
 
 def candidates(trainer: TokenBatchTrainer, plan: RunPlan) -> Iterator[Candidate]:
@@ -160,28 +156,29 @@ def candidates(trainer: TokenBatchTrainer, plan: RunPlan) -> Iterator[Candidate]
     compared like an average.
     """
     ranking, state = trainer.ranking, trainer.state
-    last = Candidate("last update", scores=ranking.of_update(state, state.global_step))
-    best = _best(trainer, plan) if plan.arguments.load_best_model_at_end else None
-    yield best or last
-    if best and best.load and plan.settings.minutes is not None and last.scores:
-        weights = copy.deepcopy(trainer.model.state_dict())
-        yield Candidate(last.name, lambda: weights, last.scores)
+    weights = copy.deepcopy(trainer.model.state_dict())
+    scores = ranking.of_update(state, state.global_step)
+    last = Candidate("last update", lambda: weights, scores)
+    best = (_best(trainer, plan, last) if plan.arguments.load_best_model_at_end else None) or last
+    yield best
+    if best.load is not last.load and plan.settings.minutes is not None and scores:
+        yield last
     saved = closed_checkpoints(plan.folder)[-plan.averaged :] if plan.averaged > 1 else []
     if len(averaged := with_intact_weights(saved)) > 1:
         name = f"mean of the last {len(averaged)} checkpoints"
         yield Candidate(name, lambda: average_checkpoints(averaged))
-    if (average := trainer.moving_average) and last.scores:
+    if (average := trainer.moving_average) and scores:
         yield Candidate(f"exponential moving average, {average.decay}", lambda: average.weights)
 
 
-def _best(trainer: TokenBatchTrainer, plan: RunPlan) -> Candidate | None:
+def _best(trainer: TokenBatchTrainer, plan: RunPlan, last: Candidate) -> Candidate | None:
     """The best evaluation whose weights are there; None if none has been scored."""
     ranked = trainer.ranking.from_best(trainer.state)
     for scores in ranked:
         step = scores["step"]
         if step == trainer.state.global_step:
-            name = "best checkpoint" if scores is ranked[0] else "last update"
-            return Candidate(name, scores=scores)
+            name = "best checkpoint" if scores is ranked[0] else last.name
+            return Candidate(name, last.load, scores)
         if not step:
             base = str(plan.settings.init_from)
             load = load_model(base, dtype=torch.float32).state_dict
@@ -191,12 +188,6 @@ def _best(trainer: TokenBatchTrainer, plan: RunPlan) -> Candidate | None:
             # Of one checkpoint, the mean is what it holds.
             return Candidate("best checkpoint", partial(average_checkpoints, [folder]), scores)
     return None
-
-
-def put(trainer: TokenBatchTrainer, candidate: Candidate) -> None:
-    """Puts the weights of a candidate into the model."""
-    if candidate.load:
-        put_weights(trainer.model, candidate.load())
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -213,7 +204,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """Mean of the weights of several checkpoints of one model.
+    """Mean of the weights of several checkpoints of one run.
 
     The files are read one tensor at a time, so no whole checkpoint is in memory next to the result.
     Tied tensors occur once in a file and once in the result.
@@ -223,25 +214,9 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
 
     Returns:
         The weights by name, each in the dtype of its file.
-
-    Raises:
-        ValueError: If two checkpoints have different tensors, or tensors of different shapes.
     """
     with ExitStack() as stack:
         models = [_open(folder, stack) for folder in checkpoints]
-        shapes = [
-            {name: file.get_slice(name).get_shape() for name, file in model.items()}
-            for model in models
-        ]
-        for folder, other in zip(checkpoints, shapes, strict=True):
-            if other != shapes[0]:
-                every = shapes[0].keys() | other.keys()
-                name = min(name for name in every if shapes[0].get(name) != other.get(name))
-                raise ValueError(
-                    f"Checkpoints of one model must hold the same tensors, got {name!r} of shape "
-                    f"{shapes[0].get(name)} in {checkpoints[0]} and {other.get(name)} in {folder}. "
-                    "Average checkpoints of one run."
-                )
         return {name: _mean([each[name].get_tensor(name) for each in models]) for name in models[0]}
 
 
