@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from vanilla_transformer_tools.search import MAX_EXTRA_TOKENS as MAX_EXTRA_TOKENS
 from vanilla_transformer_tools.search import Search
 
 
@@ -39,12 +38,6 @@ _tuning = partial(option, group="fine-tuning")
 _evaluation = partial(option, group="evaluation")
 _card = partial(option, group="model card")
 _search = partial(option, group="search")
-_repository = partial(option, group="repository")
-_runtime = partial(option, group="export to a runtime")
-_picture = partial(option, group="page")
-_alignments = partial(option, group="alignments")
-_translation = partial(option, group="translation")
-_mapping = partial(option, group="mapping")
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,7 @@ METRIC_TITLES = {
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 # Name of the scores of `--validation`.
 VALIDATION = "validation"
-_BLEU_TOKENIZE = (
+BLEU_TOKENIZE = (
     "sacreBLEU's tokenizer for BLEU: none for tokenised text, 13a, intl, char, zh, ja-mecab, "
     "ko-mecab, flores200. auto: by the target language, else by the script of the references, and "
     "the output says which and why."
@@ -107,12 +100,12 @@ PresetName = Literal["tiny", "small", "base", "big"]
 EngineName = Literal["torch", "ctranslate2"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
-_SOURCE_LANGUAGE = (
+SOURCE_LANGUAGE = (
     "Language of the sources, for a model whose tokenizer names the languages of both sides: "
     "deu_Latn for NLLB, de for M2M100, de_DE for mBART-50. Default: the one that the tokenizer was "
     "saved with."
 )
-_TARGET_LANGUAGE = (
+TARGET_LANGUAGE = (
     "Language to translate into, of a model of several directions: one of --tag_column, or of the "
     "pretrained model. Default: the one with which the model begins its outputs, if it has one."
 )
@@ -120,11 +113,11 @@ _SPLIT_SENTENCES = (
     "Translates each sentence of a line separately and keeps the white space between. A model "
     "that was trained on single sentences leaves out most of a line of several."
 )
-_DTYPE = (
+DTYPE = (
     "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that computes "
     "in it."
 )
-_TRUST_REMOTE_CODE = (
+TRUST_REMOTE_CODE = (
     "Runs the code in the folder of a model of another kind. A vanilla_transformer model always "
     "runs with the installed package."
 )
@@ -317,7 +310,7 @@ class TrainSettings:
         "Saved model to fine-tune. It keeps its tokenizer and sizes; --preset and the tokenizer "
         "options are ignored. --learning_rate is then 1e-4 by default, and --warmup_steps 100."
     )
-    source_language: str | None = _tuning(f"For --init_from and --tokenizer. {_SOURCE_LANGUAGE}")
+    source_language: str | None = _tuning(f"For --init_from and --tokenizer. {SOURCE_LANGUAGE}")
     target_language: str | None = _tuning(
         "Target language of all pairs, for the models of --init_from and --tokenizer that know "
         "several. A model with language codes (NLLB, M2M100) then translates into it by default; "
@@ -340,7 +333,7 @@ class TrainSettings:
         choices=tuple(METRIC_TITLES),
     )
     bleu_tokenize: str = _evaluation(
-        f"{_BLEU_TOKENIZE} Where none fits all of them, chrF decides which checkpoint is best.",
+        f"{BLEU_TOKENIZE} Where none fits all of them, chrF decides which checkpoint is best.",
         "auto",
     )
     language: list[str] = _card(
@@ -377,9 +370,9 @@ class SearchSettings:
         "Library that translates; ctranslate2 needs a folder made by the command export.",
         "torch",
     )
-    source_language: str | None = _model(_SOURCE_LANGUAGE)
-    target_language: str | None = _model(_TARGET_LANGUAGE)
-    dtype: DTypeName = _model(_DTYPE, "auto")
+    source_language: str | None = _model(SOURCE_LANGUAGE)
+    target_language: str | None = _model(TARGET_LANGUAGE)
+    dtype: DTypeName = _model(DTYPE, "auto")
     # Each field of `Search` that has a help text is an option.
     search: dict[str, Any] = field(
         default_factory=dict, metadata={"options_of": Search, "group": "search"}
@@ -405,7 +398,7 @@ class SearchSettings:
         "single sentences and at most one in a hundred had no letter.",
         action=BooleanOptionalAction,
     )
-    trust_remote_code: bool = _model(_TRUST_REMOTE_CODE, False)
+    trust_remote_code: bool = _model(TRUST_REMOTE_CODE, False)
 
 
 @dataclass(frozen=True)
@@ -454,194 +447,5 @@ class TranslateSettings(SearchSettings):
     )
 
 
-@dataclass(frozen=True)
-class EvaluateSettings(SearchSettings):
-    """Settings of an evaluation."""
-
-    test: list[str] = option(
-        "Test pairs: two parallel text files, or one .tsv, .jsonl or .parquet file, or a dataset, "
-        "or one of sacreBLEU's test sets, which are downloaded, with its languages: "
-        "sacrebleu:wmt19:de-en.",
-        [],
-    )
-    references: list[str] | None = option(
-        "Files with further references, one for each test pair a line.", nargs="+", metavar="FILE"
-    )
-    source_column: str = option("Column of the source text.", "source")
-    target_column: str = option("Column of the target text.", "target")
-    dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
-    test_split: str = option("Split of a dataset that --test reads.", "test")
-    tag_column: str | None = option(
-        "Column with the target language of each test pair, of a model of several directions; of a "
-        ".tsv file the third. Each direction is scored, and all together."
-    )
-    score_pairs: bool = option(
-        "Instead of scores, writes a JSON object for each test pair: the log-probability of the "
-        "target given its source, and that of each of its tokens.",
-        False,
-    )
-    hypotheses: str | None = option(
-        "File of translations to score, one a line, instead of a --model."
-    )
-    against: str | None = option(
-        "Other system to compare with on the same lines, by paired bootstrap: a file of its "
-        "translations, one a line, or the folder or Hub name of a model, which translates with the "
-        "same settings."
-    )
-    metrics: list[str] = option(
-        "Scores to compute. For spelling to phonemes: wer, the percentage of lines with a wrong "
-        "token, and per, edits per 100 reference tokens. For code: codexglue_bleu, the smoothed "
-        "BLEU of CodeXGLUE. These three separate tokens at blanks. COMET needs an environment of "
-        "its own, see docs/evaluate.md.",
-        DEFAULT_METRICS,
-        choices=tuple(METRIC_TITLES),
-    )
-    bleu_tokenize: str = option(_BLEU_TOKENIZE, "auto")
-    lowercase: bool = option("Lower-cases both sides for BLEU and chrF.", False)
-    bootstrap: int = option(
-        "Number of bootstrap resamples for confidence intervals and --against; 0: no intervals. "
-        "1,000 resamples of 1,000 lines take about 70 MB of memory.",
-        1000,
-    )
-    output: str | None = option("File for the translations, one a line. It is replaced.")
-    name: str | None = option(
-        "Name of the test set in results.json and the model card. Default: test, or the name of "
-        "sacreBLEU's test set."
-    )
-
-
-@dataclass(frozen=True)
-class PushSettings:
-    """Settings of an upload to the Hub."""
-
-    model: str = option("Folder of a model, the --output_dir of its training.")
-    private: bool = _repository("Makes the repository private if it is new.", False)
-    revision: str | None = _repository("Branch to commit to, created if missing. Default: main.")
-    commit_message: str = _repository("First line of the commit.", "Upload model")
-
-
 # Formats of exports to a runtime; the others are files of other programs.
 RUNTIMES = ("ctranslate2", "onnx")
-# Where a model's folder keeps its own export to CTranslate2.
-EXPORT_FOLDER = "ctranslate2"
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """Settings of an export to another runtime, or to another class."""
-
-    format: Literal[
-        "ctranslate2",
-        "onnx",
-        "bart",
-        "blenderbot",
-        "fsmt",
-        "m2m100",
-        "marian",
-        "mbart",
-        "pegasus",
-        "plbart",
-    ] = option(
-        "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
-        "Runtime, with the names of Optimum and transformers.js; or, for folders that load "
-        "without this package, a class of Transformers. Models with the default switches fit "
-        "pegasus, with --config pre_norm=false marian.",
-        "ctranslate2",
-    )
-    quantization: (
-        Literal[
-            "float32",
-            "float16",
-            "bfloat16",
-            "int8",
-            "int8_float32",
-            "int8_float16",
-            "int8_bfloat16",
-            "int16",
-        ]
-        | None
-    ) = _runtime(
-        "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
-        "all other weights. CTranslate2 replaces a type that the device does not support. "
-        "Default: float32."
-    )
-    sample: str | None = _runtime(
-        "File of source lines for comparing the export to a runtime with the model. Default: 100 "
-        "random sequences of tokens."
-    )
-    force: bool = _runtime("Replaces an earlier export to a runtime at OUT.", False)
-    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
-
-
-@dataclass(frozen=True)
-class AttentionSettings:
-    """Settings of the command `attention`."""
-
-    model: str | None = option("Folder or Hub name of a model.")
-    output: str | None = option(
-        "File to write: the page, which ends in .html; default: attention.html. With --alignments, "
-        "the file for the links; default: standard output."
-    )
-    kind: Literal["cross", "encoder", "decoder"] = _picture(
-        "Attention to show first on the page: cross-attention, or self-attention of "
-        "encoder or decoder.",
-        "cross",
-    )
-    layer: int | None = _picture(
-        "Layer to show first, counted from 1. Default: the last but one, "
-        "from which alignments are read."
-    )
-    head: int | None = _picture("Head to show first, counted from 1. Default: mean of all.")
-    alignments: list[str] | None = _alignments(
-        "Aligns the words of two parallel files, source and target, by cross-attention, and does "
-        "nothing else; without a target file, aligns the model's translations. Writes one line of "
-        "links for each pair, such as 0-0 1-2: source-target, counted from 0.",
-        nargs="+",
-        metavar="FILE",
-    )
-    units: list[str] | None = _alignments(
-        "The files of --alignments with blanks between the words, for text that has none, such as "
-        "Chinese.",
-        nargs=2,
-        metavar=("SOURCE", "TARGET"),
-    )
-    source_language: str | None = _translation(_SOURCE_LANGUAGE)
-    target_language: str | None = _translation(_TARGET_LANGUAGE)
-    num_beams: int | None = _translation(
-        "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
-    )
-    dtype: DTypeName = option(_DTYPE, "auto")
-    trust_remote_code: bool = option(_TRUST_REMOTE_CODE, False)
-
-
-@dataclass(frozen=True)
-class ImportSettings:
-    """Settings of an import of pretrained weights."""
-
-    dry_run: bool = option(
-        "Lists which tensors of the source make up which of ours, and everything that does not "
-        "fit; with --keep_vocabulary, how many entries would be kept. Writes nothing.",
-        False,
-    )
-    mapping: str | None = _mapping(
-        "YAML file that says which tensors of SOURCE make up which of ours, for weights of any "
-        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder."
-    )
-    tokenizer: str | None = _mapping(
-        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only."
-    )
-    keep_vocabulary: list[str] | None = _vocabulary(
-        "Keeps only the entries of the vocabulary that these text files use, with all characters, "
-        "bytes, special tokens and languages: most of a multilingual model is its table. Needs a "
-        "tokenizer.json (BPE or Unigram).",
-        action="extend",
-        metavar="FILE",
-    )
-    min_count: int = _vocabulary(
-        "Number of times that an entry must occur in --keep_vocabulary to be kept.", 1
-    )
-    positions: Literal["transformers", "marian"] = option(
-        "For models of MarianMTModel: positions as this class computes them, or as Marian did when "
-        "it trained the model, which differ in long sentences. Default: the class's.",
-        "transformers",
-    )

@@ -14,11 +14,11 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.commands.export import ExportSettings
 from vanilla_transformer_tools.exports.export import export_model
 from vanilla_transformer_tools.exports.to_transformers import FORMATS, to_transformers
 from vanilla_transformer_tools.interop.importing import compare_logits, convert, import_model
 from vanilla_transformer_tools.saved_folder import load_model
-from vanilla_transformer_tools.settings import ExportSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..interop.test_importing import BUILD, FSMT_COUNTS_STEPS, refill

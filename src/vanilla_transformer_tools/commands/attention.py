@@ -1,7 +1,9 @@
 """The `attention` command: attention as a page, or as word alignments."""
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vanilla_transformer_tools.commands.command import (
     Parser,
@@ -11,7 +13,14 @@ from vanilla_transformer_tools.commands.command import (
     parse_with_texts,
 )
 from vanilla_transformer_tools.commands.outputs import check_output
-from vanilla_transformer_tools.settings import AttentionSettings
+from vanilla_transformer_tools.settings import (
+    DTYPE,
+    SOURCE_LANGUAGE,
+    TARGET_LANGUAGE,
+    TRUST_REMOTE_CODE,
+    DTypeName,
+    option,
+)
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.translation import Translator
@@ -24,6 +33,53 @@ example:
       --output dog.html --layer 2 --head 3
   vanilla-transformer attention --model runs/de-en --alignments test.de test.en
 """
+
+
+# Options of one group in `--help`.
+_picture = partial(option, group="page")
+_alignments = partial(option, group="alignments")
+_translation = partial(option, group="translation")
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """Settings of the command `attention`."""
+
+    model: str | None = option("Folder or Hub name of a model.")
+    output: str | None = option(
+        "File to write: the page, which ends in .html; default: attention.html. With --alignments, "
+        "the file for the links; default: standard output."
+    )
+    kind: Literal["cross", "encoder", "decoder"] = _picture(
+        "Attention to show first on the page: cross-attention, or self-attention of "
+        "encoder or decoder.",
+        "cross",
+    )
+    layer: int | None = _picture(
+        "Layer to show first, counted from 1. Default: the last but one, "
+        "from which alignments are read."
+    )
+    head: int | None = _picture("Head to show first, counted from 1. Default: mean of all.")
+    alignments: list[str] | None = _alignments(
+        "Aligns the words of two parallel files, source and target, by cross-attention, and does "
+        "nothing else; without a target file, aligns the model's translations. Writes one line of "
+        "links for each pair, such as 0-0 1-2: source-target, counted from 0.",
+        nargs="+",
+        metavar="FILE",
+    )
+    units: list[str] | None = _alignments(
+        "The files of --alignments with blanks between the words, for text that has none, such as "
+        "Chinese.",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+    )
+    source_language: str | None = _translation(SOURCE_LANGUAGE)
+    target_language: str | None = _translation(TARGET_LANGUAGE)
+    num_beams: int | None = _translation(
+        "Beam width of the model's own translation; 1: greedy. Default: the model's, usually 4."
+    )
+    dtype: DTypeName = option(DTYPE, "auto")
+    trust_remote_code: bool = option(TRUST_REMOTE_CODE, False)
 
 
 def attention(argv: list[str]) -> None:

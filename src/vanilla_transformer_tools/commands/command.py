@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.search import Search
-from vanilla_transformer_tools.settings import AttentionSettings, SearchSettings
+from vanilla_transformer_tools.settings import SearchSettings
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.translation import Translation, Translator
@@ -299,7 +299,7 @@ def check_folder(parser: Parser, option: str, name: str) -> None:
         parser.error(f"{option}: there is no folder {name!r}{_nearest(Path(name))}")
 
 
-def load_translator(settings: SearchSettings | AttentionSettings, **others: Any) -> "Translator":
+def load_translator(settings: object, **others: Any) -> "Translator":
     """Translator of the models that the settings name.
 
     Args:

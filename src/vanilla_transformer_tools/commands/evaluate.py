@@ -17,7 +17,13 @@ from vanilla_transformer_tools.commands.command import (
 )
 from vanilla_transformer_tools.commands.outputs import check_output, check_room
 from vanilla_transformer_tools.files import looks_like_a_path
-from vanilla_transformer_tools.settings import EvaluateSettings
+from vanilla_transformer_tools.settings import (
+    BLEU_TOKENIZE,
+    DEFAULT_METRICS,
+    METRIC_TITLES,
+    SearchSettings,
+    option,
+)
 
 if TYPE_CHECKING:
     from vanilla_transformer_tools.translation import Translator
@@ -32,6 +38,62 @@ example:
   vanilla-transformer evaluate --model runs/de-en --test sacrebleu:wmt19:de-en
   vanilla-transformer evaluate --model runs/de-en --test test.de test.en --score_pairs
 """
+
+
+@dataclass(frozen=True)
+class EvaluateSettings(SearchSettings):
+    """Settings of an evaluation."""
+
+    test: list[str] = option(
+        "Test pairs: two parallel text files, or one .tsv, .jsonl or .parquet file, or a dataset, "
+        "or one of sacreBLEU's test sets, which are downloaded, with its languages: "
+        "sacrebleu:wmt19:de-en.",
+        [],
+    )
+    references: list[str] | None = option(
+        "Files with further references, one for each test pair a line.", nargs="+", metavar="FILE"
+    )
+    source_column: str = option("Column of the source text.", "source")
+    target_column: str = option("Column of the target text.", "target")
+    dataset_config: str | None = option("Configuration of a Hub dataset, such as de-en.")
+    test_split: str = option("Split of a dataset that --test reads.", "test")
+    tag_column: str | None = option(
+        "Column with the target language of each test pair, of a model of several directions; of a "
+        ".tsv file the third. Each direction is scored, and all together."
+    )
+    score_pairs: bool = option(
+        "Instead of scores, writes a JSON object for each test pair: the log-probability of the "
+        "target given its source, and that of each of its tokens.",
+        False,
+    )
+    hypotheses: str | None = option(
+        "File of translations to score, one a line, instead of a --model."
+    )
+    against: str | None = option(
+        "Other system to compare with on the same lines, by paired bootstrap: a file of its "
+        "translations, one a line, or the folder or Hub name of a model, which translates with the "
+        "same settings."
+    )
+    metrics: list[str] = option(
+        "Scores to compute. For spelling to phonemes: wer, the percentage of lines with a wrong "
+        "token, and per, edits per 100 reference tokens. For code: codexglue_bleu, the smoothed "
+        "BLEU of CodeXGLUE. These three separate tokens at blanks. COMET needs an environment of "
+        "its own, see docs/evaluate.md.",
+        DEFAULT_METRICS,
+        choices=tuple(METRIC_TITLES),
+    )
+    bleu_tokenize: str = option(BLEU_TOKENIZE, "auto")
+    lowercase: bool = option("Lower-cases both sides for BLEU and chrF.", False)
+    bootstrap: int = option(
+        "Number of bootstrap resamples for confidence intervals and --against; 0: no intervals. "
+        "1,000 resamples of 1,000 lines take about 70 MB of memory.",
+        1000,
+    )
+    output: str | None = option("File for the translations, one a line. It is replaced.")
+    name: str | None = option(
+        "Name of the test set in results.json and the model card. Default: test, or the name of "
+        "sacreBLEU's test set."
+    )
 
 
 def evaluate(argv: list[str]) -> None:

@@ -2,10 +2,17 @@
 
 import logging
 import sys
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from vanilla_transformer_tools.commands.command import build_parser, check_folder, parse
-from vanilla_transformer_tools.settings import EXPORT_FOLDER, RUNTIMES, ExportSettings
+from vanilla_transformer_tools.settings import (
+    RUNTIMES,
+    TRUST_REMOTE_CODE,
+    option,
+)
 
 _EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
 does. In float32, whatever the --quantization, at least 99 % of the lines must be equal, and
@@ -20,6 +27,59 @@ examples:
   vanilla-transformer export --format ctranslate2 --quantization int8 runs/de-en runs/de-en-int8
   vanilla-transformer export --format pegasus runs/de-en runs/de-en-pegasus
 """
+
+
+# Where a model's folder keeps its own export to CTranslate2.
+EXPORT_FOLDER = "ctranslate2"
+# Options of one group in `--help`.
+_runtime = partial(option, group="export to a runtime")
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Settings of an export to another runtime, or to another class."""
+
+    format: Literal[
+        "ctranslate2",
+        "onnx",
+        "bart",
+        "blenderbot",
+        "fsmt",
+        "m2m100",
+        "marian",
+        "mbart",
+        "pegasus",
+        "plbart",
+    ] = option(
+        "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
+        "Runtime, with the names of Optimum and transformers.js; or, for folders that load "
+        "without this package, a class of Transformers. Models with the default switches fit "
+        "pegasus, with --config pre_norm=false marian.",
+        "ctranslate2",
+    )
+    quantization: (
+        Literal[
+            "float32",
+            "float16",
+            "bfloat16",
+            "int8",
+            "int8_float32",
+            "int8_float16",
+            "int8_bfloat16",
+            "int16",
+        ]
+        | None
+    ) = _runtime(
+        "Type of the weights with --format ctranslate2; int8_X: 8-bit integers, and type X for "
+        "all other weights. CTranslate2 replaces a type that the device does not support. "
+        "Default: float32."
+    )
+    sample: str | None = _runtime(
+        "File of source lines for comparing the export to a runtime with the model. Default: 100 "
+        "random sequences of tokens."
+    )
+    force: bool = _runtime("Replaces an earlier export to a runtime at OUT.", False)
+    trust_remote_code: bool = option(TRUST_REMOTE_CODE, False)
 
 
 def export(argv: list[str]) -> None:

@@ -1,10 +1,14 @@
 """The `import` command: a pretrained model of another class as one of ours."""
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vanilla_transformer_tools.commands.command import build_parser, check_folder, parse
-from vanilla_transformer_tools.settings import ImportSettings
+from vanilla_transformer_tools.settings import (
+    option,
+)
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
 models are run on the same random tokens; unless their logits agree, nothing is kept.
@@ -24,6 +28,44 @@ _POSITIONS = {
     "marian): see docs/marian.md",
     "marian": "positions as Marian computes them, not as MarianMTModel does: see docs/marian.md",
 }
+
+
+# Options of one group in `--help`.
+_mapping = partial(option, group="mapping")
+_vocabulary = partial(option, group="vocabulary")
+
+
+@dataclass(frozen=True)
+class ImportSettings:
+    """Settings of an import of pretrained weights."""
+
+    dry_run: bool = option(
+        "Lists which tensors of the source make up which of ours, and everything that does not "
+        "fit; with --keep_vocabulary, how many entries would be kept. Writes nothing.",
+        False,
+    )
+    mapping: str | None = _mapping(
+        "YAML file that says which tensors of SOURCE make up which of ours, for weights of any "
+        "other program; SOURCE is then a file of them (.safetensors, .pt), or its folder."
+    )
+    tokenizer: str | None = _mapping(
+        "Folder or Hub name of the tokenizer that OUT gets; with --mapping only."
+    )
+    keep_vocabulary: list[str] | None = _vocabulary(
+        "Keeps only the entries of the vocabulary that these text files use, with all characters, "
+        "bytes, special tokens and languages: most of a multilingual model is its table. Needs a "
+        "tokenizer.json (BPE or Unigram).",
+        action="extend",
+        metavar="FILE",
+    )
+    min_count: int = _vocabulary(
+        "Number of times that an entry must occur in --keep_vocabulary to be kept.", 1
+    )
+    positions: Literal["transformers", "marian"] = option(
+        "For models of MarianMTModel: positions as this class computes them, or as Marian did when "
+        "it trained the model, which differ in long sentences. Default: the class's.",
+        "transformers",
+    )
 
 
 def import_(argv: list[str]) -> None:

@@ -1,9 +1,13 @@
 """The `push` command: uploads a saved model to the Hub."""
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vanilla_transformer_tools.commands.command import build_parser, parse
-from vanilla_transformer_tools.settings import PushSettings
+from vanilla_transformer_tools.settings import (
+    option,
+)
 
 _EXAMPLE = """Uploads only weights, tokenizer, code, card, run.json and results.json, and nothing at
 all if one of them contains a token, a key, a password or a home directory, or is a link
@@ -12,6 +16,20 @@ out of the folder.
 example:
   vanilla-transformer push --model runs/de-en user/de-en
 """
+
+
+# Options of one group in `--help`.
+_repository = partial(option, group="repository")
+
+
+@dataclass(frozen=True)
+class PushSettings:
+    """Settings of an upload to the Hub."""
+
+    model: str = option("Folder of a model, the --output_dir of its training.")
+    private: bool = _repository("Makes the repository private if it is new.", False)
+    revision: str | None = _repository("Branch to commit to, created if missing. Default: main.")
+    commit_message: str = _repository("First line of the commit.", "Upload model")
 
 
 def push(argv: list[str]) -> None:

@@ -11,7 +11,7 @@ from accelerate.utils import find_executable_batch_size, gather_object
 from transformers import set_seed
 
 from vanilla_transformer.text_vanilla_transformer import without_blank_ends
-from vanilla_transformer_tools.settings import MAX_EXTRA_TOKENS
+from vanilla_transformer_tools.search import MAX_EXTRA_TOKENS
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair

@@ -35,11 +35,8 @@ from vanilla_transformer_tools.saved_folder import (
     load_model,
     read_generation_config,
 )
-from vanilla_transformer_tools.settings import (
-    MAX_EXTRA_TOKENS,
-    PRESETS,
-    TrainSettings,
-)
+from vanilla_transformer_tools.search import MAX_EXTRA_TOKENS
+from vanilla_transformer_tools.settings import PRESETS, TrainSettings
 from vanilla_transformer_tools.text.casing import Casing
 from vanilla_transformer_tools.text.token_ids import learn_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
