@@ -7,6 +7,10 @@ the same here, on GitHub and in a clone.
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
 
 ROOT = Path(__file__).parents[1]
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -17,15 +21,17 @@ author = "The vanilla_transformer contributors"
 release = version = _PROJECT["version"]
 html_title = f"vanilla-transformer {release}"
 
-extensions = ["myst_nb", "sphinxcontrib.mermaid"]
+extensions = ["myst_nb"]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "examples/**", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 include_patterns += ["SECURITY.md", "CODE_OF_CONDUCT.md"]
 exclude_patterns = [".*", "build", "runs", "src", "tests", "**/__pycache__"]
 
 myst_enable_extensions = ["dollarmath"]
-myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
+# Formulas are MathML, which browsers show without a script.
+html_math_renderer = "mathml"
+myst_update_mathjax = False
 # The notebook is shown as it is in the repository; a test runs it.
 nb_execution_mode = "off"
 # Quotes and hyphens are what the commands need.
@@ -46,7 +52,7 @@ _ENTRY = re.compile(r"^- \[([^]]+)\]\(([^)]+)\)", re.MULTILINE)
 
 
 def _is_page(path: Path) -> bool:
-    is_apart = any(path.is_relative_to(ROOT / folder) for folder in ("lab", "tests"))
+    is_apart = any(path.is_relative_to(ROOT / folder) for folder in ("lab", "tests", "checks"))
     return not is_apart and path.suffix in (".md", ".ipynb", ".svg", ".png")
 
 
@@ -77,12 +83,20 @@ def _navigation() -> str:
     return "\n".join(f"\n{tree}\n```\n" for tree in trees)
 
 
-def _read(app: object, page: str, source: list[str]) -> None:
+def _read(app: Any, page: str, source: list[str]) -> None:
     source[0] = _to_source(source[0], (ROOT / page).parent)
     if page == root_doc:
         source[0] += _navigation()
 
 
-def setup(app: object) -> None:
-    """Connects the rewriting of links to Sphinx."""
-    app.connect("source-read", _read)  # type: ignore[attr-defined]
+def _formula(writer: Any, node: Any) -> None:
+    is_apart = isinstance(node, nodes.math_block)
+    formula = convert(node.astext(), display="block" if is_apart else "inline")
+    writer.body.append(f'<div class="math">{formula}</div>' if is_apart else formula)
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> None:
+    """Connects the rewriting of links and formulas to Sphinx."""
+    app.connect("source-read", _read)
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))

@@ -17,6 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pictures import rows, stack
+
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- begin: made by docs/generate.py -->\n", "<!-- end -->\n"
 
@@ -57,16 +61,12 @@ _SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Ex
 
 
 def layers() -> str:
-    """A table of the layers: a folder or file imports only from lower ones."""
-    path = ROOT / "checks/floors.py"
-    sys.path.insert(0, str(path.parent))
+    """A picture of the layers: a folder or file imports only from lower ones."""
+    sys.path.insert(0, str(ROOT / "checks"))
     from floors import PLAN, TOOLS
 
-    rows = [
-        f"| {number} | {', '.join(f'`{_place(room, TOOLS)}`' for room in rooms)} |"
-        for number, rooms in reversed(list(enumerate(PLAN)))
-    ]
-    return "\n".join(["| layer | folders and files |", "| --- | --- |", *rows]) + "\n\n"
+    names = [[_place(room, TOOLS) for room in rooms] for rooms in PLAN]
+    return rows("Folders and files of the two packages, in layers", names)
 
 
 def _place(room: str, tools: str) -> str:
@@ -330,12 +330,13 @@ def _described(docstring: str, with_args: bool) -> list[str]:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "docs/architecture.md": lambda: layers() + file_map(),
+    "docs/architecture.md": file_map,
     "checks/foreign_names.md": foreign_names,
     "docs/reference/command_line.md": command_line,
     "docs/reference/config.md": config_fields,
     "docs/reference/api.md": api,
 }
+PICTURES: dict[str, Callable[[], str]] = {"docs/stack.svg": stack, "docs/layers.svg": layers}
 # Files that name the repository's address.
 ADDRESSED = (
     "README.md",
@@ -356,11 +357,13 @@ def address() -> str:
 
 
 def rewritten(page: str) -> str:
-    """A page with its generated part, or the repository's address, made anew.
+    """A page with its generated part, or the repository's address, made anew; or a picture.
 
     Args:
-        page: Path relative to the repository, one of `PARTS` or `ADDRESSED`.
+        page: Path relative to the repository, one of `PARTS`, `PICTURES` or `ADDRESSED`.
     """
+    if page in PICTURES:
+        return PICTURES[page]()
     text = (ROOT / page).read_text(encoding="utf-8")
     if page in ADDRESSED:
         owner_and_name = address().removeprefix("https://github.com/")
@@ -376,7 +379,7 @@ def main() -> None:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    for page in (*PARTS, *ADDRESSED):
+    for page in (*PARTS, *PICTURES, *ADDRESSED):
         (ROOT / page).write_text(rewritten(page), encoding="utf-8")
 
 
