@@ -37,6 +37,8 @@ PUBLIC = {
         "VanillaTransformerTokenizer",
         "VanillaTransformerTokenizer.train",
     ],
+    "vanilla_transformer_tools/training/__init__.py": ["train"],
+    "vanilla_transformer_tools/evaluation/training_scores.py": ["compute_scores"],
     "vanilla_transformer_tools/translation/translator.py": [
         "Translator",
         "Translator.from_pretrained",

@@ -6,16 +6,12 @@ Every field of `Seq2SeqTrainingArguments` is an option. Example:
         --train train.de train.en --validation valid.de valid.en --num_train_epochs 5
 """
 
-from typing import Any
-
-import numpy as np
 import torch
 from datasets import Dataset, load_dataset
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
-    EvalPrediction,
     HfArgumentParser,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
@@ -23,7 +19,7 @@ from transformers import (
 )
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
-from vanilla_transformer_tools.evaluation.metrics import score
+from vanilla_transformer_tools.evaluation.training_scores import compute_scores
 
 LIMITS = {"max_length": 128, "truncation": True}
 
@@ -61,17 +57,6 @@ def main() -> None:
     train = load_pairs(given.train, tokenizer)
     validation = load_pairs(given.validation, tokenizer)
 
-    def compute_scores(output: EvalPrediction) -> dict[str, Any]:
-        # Rows come in the order of the batches. Trainer pads those of unequal length with -100.
-        predictions, references = (
-            tokenizer.batch_decode(
-                np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True
-            )
-            for ids in (output.predictions, output.label_ids)
-        )
-        lines = {"predictions": predictions, "references": references}
-        return score(**lines, metrics=["bleu", "chrf"])
-
     trainer = Seq2SeqTrainer(
         model=AutoModelForSeq2SeqLM.from_pretrained(given.model),
         args=training,
@@ -79,7 +64,7 @@ def main() -> None:
         eval_dataset=validation,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         processing_class=tokenizer,
-        compute_metrics=compute_scores,
+        compute_metrics=compute_scores(tokenizer),
     )
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()

@@ -5,7 +5,6 @@ import logging
 import re
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -260,15 +259,3 @@ def test_patched_model_in_mixed_precision_is_called(build, when):
         patch_forward(trainer.model)
 
     assert backend_vanilla_transformer.reason_against(trainer.model.eval())
-
-
-def test_validation_warns_once_of_references_in_another_canonical_form(caplog):
-    module.warn_of_canonical_form.cache_clear()
-    tokenizer = VanillaTransformerTokenizer.train(["\u00fcber ja"], kind="char", vocab_size=30)
-    ids = tokenizer(text_target=["\u00fcber", "ja"], padding=True, return_tensors="np").input_ids
-    outputs = SimpleNamespace(predictions=ids)
-
-    for references in (["\u00fcber", "nein"], ["u\u0308ber", "ja"], ["u\u0308ber", "ja"]):
-        module.scorer(tokenizer, references, "13a", ["exact_match"])(outputs)
-
-    assert [record.message.count("canonical form") for record in caplog.records] == [1]

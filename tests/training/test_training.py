@@ -142,7 +142,9 @@ def run_scored(corpus, tmp_path, monkeypatch):
     def run(bleu, epochs, **settings):
         other = score(["a"], ["a"])
         scores = iter([other | {"bleu": value} for value in bleu])
-        monkeypatch.setattr(build, "scorer", lambda *_: lambda prediction: next(scores))
+        monkeypatch.setattr(
+            build, "compute_scores", lambda *_, **__: lambda prediction: next(scores)
+        )
         given = {"max_validation_pairs": 1, "average_last": 1, "max_tokens_per_batch": 4000}
         settings = given | settings
         run_training(corpus, tmp_path, settings, num_train_epochs=epochs)

@@ -11,6 +11,7 @@ from accelerate.utils import find_executable_batch_size, gather_object
 from transformers import set_seed
 
 from vanilla_transformer.text_vanilla_transformer import without_blank_ends
+from vanilla_transformer_tools.evaluation.training_scores import compute_scores
 from vanilla_transformer_tools.search import MAX_EXTRA_TOKENS
 from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
@@ -26,7 +27,6 @@ from vanilla_transformer_tools.training.trainer import (
     TrainingPass,
     limit_waiting,
     r_drop,
-    scorer,
 )
 
 
@@ -133,7 +133,12 @@ def _validation(plan: RunPlan, corpus: Corpus, tokenizers: TokenizerPair) -> dic
     if arguments.predict_with_generate and not arguments.prediction_loss_only and plan.facts.bleu:
         # Outputs have no blank ends either.
         references = list(map(without_blank_ends, tokenized["target"]))
-        scores = scorer(tokenizers.target, references, plan.facts.bleu, settings.metrics)
+        scores = compute_scores(
+            tokenizers.target,
+            references,
+            metrics=settings.metrics,
+            tokenize=plan.facts.bleu,
+        )
     longest = min(int(source_lengths.max()) + MAX_EXTRA_TOKENS, plan.config.last_position)
     return {
         "eval_dataset": tokenized,

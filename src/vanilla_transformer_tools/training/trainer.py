@@ -7,19 +7,16 @@ import copy
 import logging
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import reduce
 from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForSeq2Seq,
-    EvalPrediction,
-    PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     TrainerCallback,
     TrainerControl,
@@ -29,8 +26,6 @@ from transformers import (
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.trainer_utils import EvalLoopOutput
 
-from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
-from vanilla_transformer_tools.evaluation.metrics import equal_in_canonical_form, score
 from vanilla_transformer_tools.saved_folder import FILES_FILE, nonfinite_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TrainingData
@@ -50,7 +45,6 @@ logger = logging.getLogger(__name__)
 UPDATES_BETWEEN_LOOKS = 8
 
 TrainingPass = Callable[..., Seq2SeqLMOutput]
-Scorer = Callable[[EvalPrediction], dict[str, Any]]
 
 
 class DivergedError(ArithmeticError):
@@ -303,43 +297,6 @@ def limit_waiting(arguments: TrainingArguments) -> None:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
         _set_pg_timeout(arguments.ddp_timeout_delta)
-
-
-@cache
-def warn_of_canonical_form() -> None:
-    """Warns once of references that outputs cannot equal."""
-    logger.warning(
-        "Some validation outputs differ from their references in Unicode's canonical form alone, "
-        "which exact match counts as wrong. Outputs are in NFC: convert the references to it."
-    )
-
-
-def scorer(
-    tokenizer: PreTrainedTokenizerBase,
-    references: list[str],
-    bleu_tokenize: str | BleuTokenizer,
-    metrics: list[str],
-) -> Scorer:
-    """Scores the translations that Trainer generates against references in their original text.
-
-    Args:
-        tokenizer: Tokenizer of the target; converts generated ids to text.
-        references: One for each pair, in the order of the evaluation set.
-        bleu_tokenize: sacreBLEU's tokenizer.
-        metrics: Names of the scores.
-    """
-
-    def score_ids(prediction: EvalPrediction) -> dict[str, Any]:
-        # With several processes, the first pairs fill up the last batch.
-        ids = np.asarray(prediction.predictions)[: len(references)]
-        # Trainer pads batches of different length with -100.
-        ids = np.where(ids < 0, tokenizer.pad_token_id, ids)
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        if equal_in_canonical_form(texts, references):
-            warn_of_canonical_form()
-        return score(texts, references, tokenize=bleu_tokenize, metrics=metrics)
-
-    return score_ids
 
 
 def r_drop(

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
+from os import PathLike
 from typing import Any, Self, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -211,7 +212,7 @@ class Translator:
     @classmethod
     def from_pretrained(
         cls,
-        model_name_or_path: str | Sequence[str],
+        model_name_or_path: str | PathLike[str] | Sequence[str],
         *,
         engine: EngineName = "torch",
         dtype: str = "auto",
@@ -233,8 +234,8 @@ class Translator:
         """
         if dtype == "auto" and engine != "ctranslate2" and gpu_computes_bfloat16():
             dtype = "bfloat16"
-        if isinstance(model_name_or_path, str):
-            model_name_or_path = [model_name_or_path]
+        if isinstance(model_name_or_path, str | PathLike):
+            model_name_or_path = [str(model_name_or_path)]
         names = list(model_name_or_path)
         given = {name: value for name, value in settings.items() if value is not None}
         settings = training_defaults(names[0]) | given
