@@ -64,7 +64,8 @@ def test_average_of_many_bfloat16_checkpoints_rounds_once(tiny_config, tmp_path)
 class OneWeightTrainer:
     """Has a model of one weight, whose validation scores are made up by a test."""
 
-    def __init__(self, folder, log, mean, metric):
+    def __init__(self, plan, folder, log, mean, metric):
+        self.plan = plan
         self.model = nn.Linear(1, 1, bias=False)
         nn.init.constant_(self.model.weight, 4.0)
         self.args = SimpleNamespace(
@@ -97,14 +98,15 @@ def choose(tmp_path):
 
     def run(scores, mean=(0.0, 9.0), *, metric="bleu", averaged=1, minutes=None, **changes):
         log = [{"step": n, f"eval_{metric}": s, "eval_loss": loss} for n, s, loss in scores]
-        trainer = OneWeightTrainer(tmp_path, log, {metric: mean[0], "loss": mean[1]}, metric)
         plan = SimpleNamespace(
             folder=tmp_path,
             averaged=averaged,
             arguments=SimpleNamespace(load_best_model_at_end=True),
             settings=SimpleNamespace(minutes=minutes, moving_average=None, init_from="base"),
         )
-        outcome = choose_weights(trainer, plan, **changes)
+        scores_of_mean = {metric: mean[0], "loss": mean[1]}
+        trainer = OneWeightTrainer(plan, tmp_path, log, scores_of_mean, metric)
+        outcome = choose_weights(trainer, **changes)
         return outcome.weights, trainer.model.weight.item(), trainer.evaluated
 
     return run

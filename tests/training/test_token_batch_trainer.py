@@ -3,8 +3,8 @@
 import dataclasses
 import logging
 import re
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +12,17 @@ from transformers import Seq2SeqTrainer
 
 from vanilla_transformer import VanillaTransformerTokenizer, backend_vanilla_transformer
 from vanilla_transformer_tools.saved_folder import TARGET_FOLDER
+from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.batches import TokenBatchSampler
 from vanilla_transformer_tools.text.token_ids import pair_lengths
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import in_epochs
+from vanilla_transformer_tools.training import build as building
 from vanilla_transformer_tools.training import reports
 from vanilla_transformer_tools.training import trainer as module
 from vanilla_transformer_tools.training.checkpoints import close_checkpoint, closed_checkpoints
-from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer, r_drop
+from vanilla_transformer_tools.training.plan import RunPlan, with_tokens
+from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer
 
 from ..plugin.test_fast_search import patch_forward
 from ..support.gradients_of_one_update import VOCAB_SIZE, build_arguments, build_model, ragged_pairs
@@ -46,11 +49,10 @@ def build(tmp_path, tokenizer):
         pairs = ragged_pairs()
         sampler = TokenBatchSampler(pair_lengths(pairs), 120, seed=0)
         return TokenBatchTrainer(
+            RunPlan(TrainSettings(r_drop=alpha), build_arguments(tmp_path, **changes), None, None),
             in_epochs(pairs, sampler, truncated_pairs=1),
             tokenizers or TokenizerPair.joint(tokenizer),
-            partial(r_drop, alpha=alpha) if alpha else None,
             model=build_model(label_smoothing=0.0),
-            args=build_arguments(tmp_path, **changes),
             eval_dataset=pairs.add_column("source", sources).add_column("target", sources),
         )
 
@@ -214,6 +216,28 @@ def test_summary_warns_of_a_warmup_that_takes_most_of_the_run(summarized):
     assert "warm-up" not in summarized(max_steps=40, warmup_steps=20)
     # The length of a run of some minutes is unknown, and its warm-up fits it.
     assert "warm-up" not in summarized(minutes_left=9, max_steps=40, warmup_steps=21)
+
+
+@pytest.mark.parametrize(("least", "tokens"), [(50, 50), (120, 120)])
+def test_batches_shrink_until_a_gpu_holds_them_and_all_others_do(monkeypatch, least, tokens):
+    plan = RunPlan(TrainSettings(max_tokens_per_batch=200), None, None, None, batch_reason="x")
+    tried = []
+
+    def run_out(trainer):
+        tried.append(trainer.plan.settings.max_tokens_per_batch)
+        if tried[-1] > 150:
+            raise RuntimeError("CUDA out of memory.")
+
+    monkeypatch.setattr(building, "_try", run_out)
+    monkeypatch.setattr(building, "gather_object", lambda own: [*own, 130, least])
+
+    trainer = building.fitted(200, lambda size: SimpleNamespace(plan=with_tokens(plan, size)))
+
+    assert tried[0] == 200
+    assert 100 < tried[-1] <= 150
+    assert trainer.plan.settings.max_tokens_per_batch == min(tokens, tried[-1])
+    assert trainer.plan.batch_reason == "because 200 do not fit the memory"
+    assert with_tokens(plan, 200) is plan
 
 
 def test_update_waits_for_a_gpu_three_times(build, monkeypatch):

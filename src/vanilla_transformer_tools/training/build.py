@@ -1,8 +1,6 @@
 """The trainer of a plan: tokenizers, model, batches that fit the memory, and validation pairs."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,32 +15,23 @@ from vanilla_transformer_tools.text.filters import Corpus
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import build_data
-from vanilla_transformer_tools.training.checkpoints import MovingAverage
 from vanilla_transformer_tools.training.corpus import validation_sample
 from vanilla_transformer_tools.training.optimizer import muon_and_adam
-from vanilla_transformer_tools.training.plan import RunPlan
+from vanilla_transformer_tools.training.plan import TOKENS, RunPlan, with_tokens
 from vanilla_transformer_tools.training.start import Start, build_model
-from vanilla_transformer_tools.training.trainer import (
-    TokenBatchTrainer,
-    TrainingPass,
-    limit_waiting,
-    r_drop,
-)
+from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, limit_waiting
 
 
-def build(
-    plan: RunPlan, corpus: Corpus, start: Start, training_pass: TrainingPass | None = None
-) -> tuple[TokenBatchTrainer, RunPlan]:
+def build(plan: RunPlan, corpus: Corpus, start: Start) -> TokenBatchTrainer:
     """Makes or loads tokenizers, model and batches of a run.
 
     Args:
         plan: Plan of the run.
         corpus: The text of the run.
         start: What the run takes over; its model is changed in place.
-        training_pass: Calls the model, see `TokenBatchTrainer`; None: as the settings say.
 
     Returns:
-        The trainer, and the plan with batches that fit the memory of a GPU.
+        The trainer; its plan has batches that fit the memory of a GPU.
 
     Raises:
         ValueError: If model, tokenizers and checkpoint do not fit together.
@@ -51,58 +40,40 @@ def build(
     limit_waiting(arguments)
     set_seed(arguments.seed)
     tokenizers, model = build_model(settings, start, plan.config, corpus.filtered.kept)
-    if settings.r_drop:
-        training_pass = partial(r_drop, alpha=settings.r_drop)
-    decay = settings.moving_average
-    named: dict[str, Any] = {
-        "model": model,
-        "args": arguments,
-        "training_pass": training_pass,
-        "patience": settings.early_stopping_patience,
-        "moving_average": None if decay is None else MovingAverage(decay),
-        "with_start": plan.with_start,
-        **_validation(plan, corpus, tokenizers),
-    }
+    validation = _validation(plan, corpus, tokenizers)
 
-    def with_batches(tokens: int | None) -> TokenBatchTrainer:
-        sized = replace(settings, max_tokens_per_batch=tokens)
-        data = build_data(corpus, tokenizers, sized, arguments)
-        return TokenBatchTrainer(data, tokenizers, **named)
+    def with_batches(tokens: int) -> TokenBatchTrainer:
+        sized = with_tokens(plan, tokens)
+        data = build_data(corpus, tokenizers, sized.settings, arguments)
+        return TokenBatchTrainer(sized, data, tokenizers, model=model, **validation)
 
-    trainer = with_batches(settings.max_tokens_per_batch)
-    if arguments.device.type == "cuda" and plan.batch_reason:
-        trainer, plan = fitted(trainer, plan, with_batches)
+    tokens = settings.max_tokens_per_batch or TOKENS
+    is_tried = arguments.device.type == "cuda" and plan.batch_reason
+    trainer = fitted(tokens, with_batches) if is_tried else with_batches(tokens)
     if settings.optimizer == "muon":
         trainer.optimizer = muon_and_adam(trainer)
-    return trainer, plan
+    return trainer
 
 
-def fitted(
-    trainer: TokenBatchTrainer,
-    plan: RunPlan,
-    with_batches: Callable[[int], TokenBatchTrainer],
-) -> tuple[TokenBatchTrainer, RunPlan]:
-    """Trainer and plan with batches that fit the memory of a GPU.
+def fitted(tokens: int, with_batches: Callable[[int], TokenBatchTrainer]) -> TokenBatchTrainer:
+    """The trainer with the largest batches that fit the memory of all GPUs.
 
     Args:
-        trainer: The trainer of the plan.
-        plan: Plan of the run.
-        with_batches: Makes a trainer whose batches have so many tokens.
+        tokens: Tokens of a batch that is not to be exceeded.
+        with_batches: Makes a trainer whose batches have a number of tokens.
     """
-    tokens = plan.settings.max_tokens_per_batch
 
     @find_executable_batch_size(starting_batch_size=tokens)
-    def fitting(batch_size: int) -> int:
-        _try(trainer if batch_size == tokens else with_batches(batch_size))
-        return batch_size
+    def fitting(batch_size: int) -> TokenBatchTrainer:
+        trainer = with_batches(batch_size)
+        _try(trainer)
+        return trainer
 
+    trainer = fitting()
+    own = trainer.plan.settings.max_tokens_per_batch
     # All processes take shares of the same batches, so the fullest GPU decides.
-    fits = min(gather_object([fitting()]))
-    if fits == tokens:
-        return trainer, plan
-    settings = replace(plan.settings, max_tokens_per_batch=fits)
-    reason = f"because {tokens:,} do not fit the memory"
-    return with_batches(fits), replace(plan, settings=settings, batch_reason=reason)
+    fits = min(gather_object([own]))
+    return trainer if fits == own else with_batches(fits)
 
 
 def _try(trainer: TokenBatchTrainer) -> None:

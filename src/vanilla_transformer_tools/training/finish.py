@@ -38,7 +38,6 @@ from vanilla_transformer_tools.training.checkpoints import (
     update_of,
     with_intact_weights,
 )
-from vanilla_transformer_tools.training.plan import RunPlan
 from vanilla_transformer_tools.training.ranking import metric_of
 from vanilla_transformer_tools.training.reports import progress_shown
 from vanilla_transformer_tools.training.schedule import Schedule, StoppedBySignalError
@@ -69,21 +68,22 @@ class Candidate:
 
 
 def finished(
-    plan: RunPlan, trainer: TokenBatchTrainer, schedule: Schedule, log: TrainerCallback
+    trainer: TokenBatchTrainer, schedule: Schedule, log: TrainerCallback
 ) -> tuple[Outcome, BaseException | None]:
     """Trains, and puts the best weights into the model.
 
     Returns their description, and what ended the run early: a signal, divergence, or None.
     """
+    plan = trainer.plan
     trainer.add_callback(log)
     trainer.add_callback(schedule)
     try:
         with progress_shown(trainer, schedule), failed_writes_named(plan.folder):
-            if not _is_over(plan, trainer, schedule):
+            if not _is_over(trainer, schedule):
                 trainer.train(resume_from_checkpoint=plan.checkpoint and str(plan.checkpoint))
             trainer.check_weights()
             interrupted = schedule.is_interrupted(trainer.args)
-            outcome = choose_weights(trainer, plan, compares=not interrupted)
+            outcome = choose_weights(trainer, compares=not interrupted)
     except StoppedBySignalError as error:
         trainer.check_weights()
         return Outcome("last update"), error
@@ -92,8 +92,9 @@ def finished(
     return outcome, StoppedBySignalError(schedule.signum) if schedule.interrupted else None
 
 
-def _is_over(plan: RunPlan, trainer: TokenBatchTrainer, schedule: Schedule) -> bool:
+def _is_over(trainer: TokenBatchTrainer, schedule: Schedule) -> bool:
     """Whether a resumed run has nothing left to train; the trainer is then as it was saved."""
+    plan = trainer.plan
     if not plan.checkpoint:
         return False
     state, patience = read_state(plan.checkpoint), plan.settings.early_stopping_patience
@@ -108,7 +109,7 @@ def _is_over(plan: RunPlan, trainer: TokenBatchTrainer, schedule: Schedule) -> b
     return is_over
 
 
-def choose_weights(trainer: TokenBatchTrainer, plan: RunPlan, *, compares: bool = True) -> Outcome:
+def choose_weights(trainer: TokenBatchTrainer, *, compares: bool = True) -> Outcome:
     """Puts the best candidate into the model.
 
     Each candidate takes the place of those before it if it is better in score or loss. Without
@@ -116,13 +117,12 @@ def choose_weights(trainer: TokenBatchTrainer, plan: RunPlan, *, compares: bool 
 
     Args:
         trainer: After training.
-        plan: Plan of the run.
         compares: Whether there is time to evaluate; otherwise the best evaluation stays.
     """
     evaluates = compares and trainer.args.eval_strategy != "no"
     if evaluates and trainer.ranking.of_update(trainer.state, trainer.state.global_step) is None:
         trainer.evaluate()
-    chosen, *others = candidates(trainer, plan)
+    chosen, *others = candidates(trainer)
     for candidate in others if compares else ():
         if chosen.scores is None or _is_better(candidate, chosen, trainer):
             chosen = candidate
@@ -148,18 +148,18 @@ def _is_better(candidate: Candidate, other: Candidate, trainer: TokenBatchTraine
     return trainer.ranking.is_better(candidate.scores, other.scores or {})
 
 
-def candidates(trainer: TokenBatchTrainer, plan: RunPlan) -> Iterator[Candidate]:
+def candidates(trainer: TokenBatchTrainer) -> Iterator[Candidate]:
     """Candidates for the weights of a run, in the order in which they are compared.
 
     With `--minutes`, whose learning rate ends at 0, the last weights are the best on average, and
     what is better in the score of some hundred pairs alone is better partly by luck: so they are
     compared like an average.
     """
-    ranking, state = trainer.ranking, trainer.state
+    plan, ranking, state = trainer.plan, trainer.ranking, trainer.state
     weights = copy.deepcopy(trainer.model.state_dict())
     scores = ranking.of_update(state, state.global_step)
     last = Candidate("last update", lambda: weights, scores)
-    best = (_best(trainer, plan, last) if plan.arguments.load_best_model_at_end else None) or last
+    best = (_best(trainer, last) if plan.arguments.load_best_model_at_end else None) or last
     yield best
     if best.load is not last.load and plan.settings.minutes is not None and scores:
         yield last
@@ -171,9 +171,9 @@ def candidates(trainer: TokenBatchTrainer, plan: RunPlan) -> Iterator[Candidate]
         yield Candidate(f"exponential moving average, {average.decay}", lambda: average.weights)
 
 
-def _best(trainer: TokenBatchTrainer, plan: RunPlan, last: Candidate) -> Candidate | None:
+def _best(trainer: TokenBatchTrainer, last: Candidate) -> Candidate | None:
     """The best evaluation whose weights are there; None if none has been scored."""
-    ranked = trainer.ranking.from_best(trainer.state)
+    plan, ranked = trainer.plan, trainer.ranking.from_best(trainer.state)
     for scores in ranked:
         step = scores["step"]
         if step == trainer.state.global_step:

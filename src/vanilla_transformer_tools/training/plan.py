@@ -175,6 +175,17 @@ def plan_run(
     return plan
 
 
+def with_tokens(plan: RunPlan, tokens: int) -> RunPlan:
+    """The plan with batches of `tokens` tokens, which fit the memory."""
+    wanted = plan.settings.max_tokens_per_batch
+    if tokens == wanted:
+        return plan
+    settings = replace(plan.settings, max_tokens_per_batch=tokens)
+    return replace(
+        plan, settings=settings, batch_reason=f"because {wanted:,} do not fit the memory"
+    )
+
+
 def _check_positions(longest: int, last: float) -> None:
     """Rejects pairs that are longer than the positions of a model."""
     if longest > last:

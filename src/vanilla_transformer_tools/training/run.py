@@ -33,13 +33,11 @@ from vanilla_transformer_tools.training.rules import check_settings
 from vanilla_transformer_tools.training.schedule import Schedule, interrupts_stop
 from vanilla_transformer_tools.training.start import Start, load_start
 from vanilla_transformer_tools.training.stats import measure
-from vanilla_transformer_tools.training.trainer import TrainingPass
 
 
 def train(
     settings: TrainSettings,
     arguments: Seq2SeqTrainingArguments,
-    training_pass: TrainingPass | None = None,
     given: Collection[str] = (),
 ) -> Path:
     """Trains tokenizers and model, or continues with saved ones, and saves the result.
@@ -47,7 +45,6 @@ def train(
     Args:
         settings: Data, sizes, vocabulary, batches.
         arguments: Trainer's arguments; `recipe` has our defaults. They stay as they are.
-        training_pass: Calls the model, see `TokenBatchTrainer`; None: as the settings say.
         given: Names of the options that the user gave, which no rule changes.
 
     Returns:
@@ -70,7 +67,8 @@ def train(
     corpus = read_corpus(settings)
     cores.use()
     plan = decide(settings, arguments, corpus, start, checkpoint, given)
-    trainer, plan = build(plan, corpus, start, training_pass)
+    trainer = build(plan, corpus, start)
+    plan = trainer.plan
     record = record_of(plan, read_run(str(folder)) if checkpoint else {})
     schedule = Schedule(plan.settings, started, checkpoint, plan.last_evaluations)
     with opened_run(folder, checkpoint, record, corpus), interrupts_stop(schedule):
@@ -79,7 +77,7 @@ def train(
         for line in chain(corpus.filtered.summary(), plan.describe(), lines):
             PartialState().print(line)
         log = JsonLinesLog(folder / LOG_FILE, first_update)
-        outcome, interruption = finished(plan, trainer, schedule, log)
+        outcome, interruption = finished(trainer, schedule, log)
         record |= results(trainer, corpus.filtered, outcome, log.minutes, interruption)
         save_folder(trainer, record, outcome)
     PartialState().print(_whereabouts(folder))

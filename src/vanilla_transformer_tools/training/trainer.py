@@ -36,6 +36,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     close_checkpoint,
     delete_oldest,
 )
+from vanilla_transformer_tools.training.plan import RunPlan
 from vanilla_transformer_tools.training.ranking import Ranking, metric_of
 from vanilla_transformer_tools.training.schedule import is_planned
 
@@ -43,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 # Losses on a GPU or of several processes are checked this seldom, because reading them waits.
 UPDATES_BETWEEN_LOOKS = 8
-
-TrainingPass = Callable[..., Seq2SeqLMOutput]
 
 
 class DivergedError(ArithmeticError):
@@ -55,34 +54,23 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose training batches hold a budget of tokens.
 
     Args:
+        plan: Plan of the run.
         data: Training pairs, and the share of each batch that this process gets.
         tokenizers: Saved with each checkpoint.
-        training_pass: Takes a model and a training batch, as keyword arguments, and returns the
-            model's output; None: the model is called, as in Trainer.
         longest_output: Tokens that a translation of a validation pair may have, unless
             `generation_max_length` says so.
-        patience: Number of evaluations without a better one after which training ends; None: it
-            continues.
-        moving_average: Average of the weights, which is saved with each checkpoint.
-        with_start: See `Ranking`.
-        args: Trainer's arguments, which stay as they are.
-        settings: Other arguments of `Seq2SeqTrainer`.
+        others: Model, validation pairs and scores: arguments of `Seq2SeqTrainer`.
     """
 
     def __init__(
         self,
+        plan: RunPlan,
         data: TrainingData,
         tokenizers: TokenizerPair,
-        training_pass: TrainingPass | None = None,
         longest_output: int | None = None,
-        patience: int | None = None,
-        moving_average: MovingAverage | None = None,
-        with_start: bool = False,
-        *,
-        args: TrainingArguments,
-        **settings: Any,
+        **others: Any,
     ) -> None:
-        args = copy.copy(args)
+        args = copy.copy(plan.arguments)
         # The weights are chosen after training, and old checkpoints deleted when a new one is
         # whole: see `choose_weights` and `delete_oldest`.
         self.kept_checkpoints, args.save_total_limit = args.save_total_limit, None
@@ -93,27 +81,29 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             data_collator=DataCollatorForSeq2Seq(tokenizers.source),
             processing_class=tokenizers.source,
             train_dataset=data.dataset,
-            **settings,
+            **others,
         )
+        self.plan = plan
         self.data = data
         self.tokenizers = tokenizers
-        self.training_pass = training_pass
         self.longest_output = longest_output
         # The model smooths its own loss, without the full logits that Trainer's smoother needs.
         self.label_smoother = None
         self.model.config.label_smoothing = self.args.label_smoothing_factor
-        self.ranking = Ranking(self.args, with_start)
-        self.moving_average = moving_average
-        if moving_average:
-            self.add_callback(moving_average)
+        self.ranking = Ranking(self.args, plan.with_start)
+        decay = plan.settings.moving_average
+        self.moving_average = None if decay is None else MovingAverage(decay)
+        if self.moving_average:
+            self.add_callback(self.moving_average)
         self.loss_is_finite = torch.tensor(True, device=self.args.device)
-        self.add_callback(_BetweenUpdates(self, patience))
+        self.add_callback(_BetweenUpdates(self))
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's, with the training pass for a model in training, whose losses are watched."""
+        """Trainer's, with R-Drop for a model in training, whose losses are watched."""
         if not model.training:
             return super().compute_loss(model, *args, **kwargs)
-        called = partial(self.training_pass, model) if self.training_pass else model
+        alpha = self.plan.settings.r_drop
+        called = partial(r_drop, model, alpha=alpha) if alpha else model
         result = super().compute_loss(called, *args, **kwargs)
         loss = result[0] if isinstance(result, tuple) else result
         self.loss_is_finite = self.loss_is_finite & loss.detach().isfinite()
@@ -227,11 +217,10 @@ class _BetweenUpdates(TrainerCallback):
 
     Args:
         trainer: The trainer that calls it.
-        patience: See `TokenBatchTrainer`.
     """
 
-    def __init__(self, trainer: TokenBatchTrainer, patience: int | None) -> None:
-        self.trainer, self.patience = trainer, patience
+    def __init__(self, trainer: TokenBatchTrainer) -> None:
+        self.trainer = trainer
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any
@@ -265,7 +254,8 @@ class _BetweenUpdates(TrainerCallback):
         if args.metric_for_best_model is None:
             return
         since = self.trainer.ranking.since_best(state)
-        control.should_training_stop |= self.patience is not None and since >= self.patience
+        patience = self.trainer.plan.settings.early_stopping_patience
+        control.should_training_stop |= patience is not None and since >= patience
         if not since:
             state.best_global_step = state.global_step
         # Trainer compares raw scores with this one, and then keeps the step above.
