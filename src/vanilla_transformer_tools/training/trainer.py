@@ -4,7 +4,6 @@ It overrides public methods alone; whatever comes between updates is a callback.
 """
 
 import copy
-import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -39,8 +38,6 @@ from vanilla_transformer_tools.training.checkpoints import (
 from vanilla_transformer_tools.training.plan import RunPlan
 from vanilla_transformer_tools.training.ranking import Ranking, metric_of
 from vanilla_transformer_tools.training.schedule import is_planned
-
-logger = logging.getLogger(__name__)
 
 # Losses on a GPU or of several processes are checked this seldom, because reading them waits.
 UPDATES_BETWEEN_LOOKS = 8
