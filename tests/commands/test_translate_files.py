@@ -16,7 +16,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools import files
 from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.translation import Translator, job
-from vanilla_transformer_tools.translation.job import plan_translation
+from vanilla_transformer_tools.translation.job import planned
 from vanilla_transformer_tools.translation.streams import PipedLines
 
 from ..models import interrupted_after, save_small_model
@@ -135,7 +135,8 @@ def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
     reading, writing = os.pipe()
     with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
-        plan = plan_translation(TranslateSettings(model=[str(folder)]), [])
+        with planned(TranslateSettings(model=[str(folder)]), []) as plan:
+            pass
         engine = Recorder()
         found = Translator(engine, tokenizer).translate(plan.lines, has_next=plan.has_next)
 

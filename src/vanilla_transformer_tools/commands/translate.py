@@ -37,23 +37,23 @@ def translate(argv: list[str]) -> None:
     check_model(parser, settings.model)
     _check(settings, texts)
 
-    from vanilla_transformer_tools.translation.job import plan_translation
+    from vanilla_transformer_tools.translation.job import planned
     from vanilla_transformer_tools.translation.loading import faster_export
 
-    job = plan_translation(settings, texts)
-    if job.is_complete:
-        print(f"{settings.output} is complete: {job.done:,} lines", file=sys.stderr)
-        return
-    if settings.tag_column:
-        settings = replace(settings, target_language=job.first_language())
-    translator = load_translator(
-        settings,
-        num_hypotheses=settings.n_best,
-        scores=settings.scores or settings.details or settings.n_best > 1,
-        details=settings.details,
-    )
-    report, began = Report(), time.monotonic()
-    job.run(translator, report.count)
+    with planned(settings, texts) as job:
+        if job.is_complete:
+            print(f"{settings.output} is complete: {job.done:,} lines", file=sys.stderr)
+            return
+        if settings.tag_column:
+            settings = replace(settings, target_language=job.first_language())
+        translator = load_translator(
+            settings,
+            num_hypotheses=settings.n_best,
+            scores=settings.scores or settings.details or settings.n_best > 1,
+            details=settings.details,
+        )
+        report, began = Report(), time.monotonic()
+        job.run(translator, report.count)
     report.show()
     if time.monotonic() - began > _LONG:
         print(faster_export(translator.engine), end="", file=sys.stderr)
@@ -100,11 +100,6 @@ def _check(settings: TranslateSettings, texts: list[str]) -> None:
 
 def _check_output(settings: TranslateSettings, output: Path) -> None:
     check_output(output, inputs=[settings.input, settings.prefix_file], models=settings.model or [])
-    if output.is_file() and output.stat().st_size and not settings.resume:
-        raise ValueError(
-            f"--output {output} already holds {output.stat().st_size:,} bytes. Pass --resume to "
-            "continue after its last complete line, choose another file, or delete it."
-        )
     # A device or a pipe gets no record.
     if output.is_file() or not output.exists():
         check_room(output.with_name(f"{output.name}.job.json"), "The record of --output")

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from io import BufferedReader
@@ -19,12 +20,11 @@ from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.translation.results import Translation
 from vanilla_transformer_tools.translation.streams import (
     PipedLines,
-    alone,
     file_lines,
     opened_output,
     typed_lines,
 )
-from vanilla_transformer_tools.translation.translator import WINDOW_LINES, Translator
+from vanilla_transformer_tools.translation.translator import Translator, windows
 
 # Settings that change where the translations are, and how fast they come, but not the translations.
 _FREE_SETTINGS = {"output", "resume", "max_tokens_per_batch", "model"}
@@ -42,10 +42,10 @@ class Job:
         has_next: Whether another line is there now; if not, those before it are translated first.
         total: Number of lines, if known.
         first: Number of the first line in the input, from 1.
-        facts: Everything that the output depends on, for its record; None: no record is kept.
+        record: Everything that the output depends on; None: nothing is recorded.
         done: Number of lines that the output already has.
         kept: Size of these lines in bytes.
-        found: Size of the output in bytes at planning, with an unfinished last line.
+        is_complete: Whether the output already has all lines, and nothing else.
     """
 
     settings: TranslateSettings
@@ -54,15 +54,10 @@ class Job:
     has_next: Callable[[], bool]
     total: int | None = None
     first: int = 1
-    facts: dict[str, Any] | None = None
+    record: dict[str, Any] | None = None
     done: int = 0
     kept: int = 0
-    found: int = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output already has all lines, and nothing else."""
-        return 0 < self.kept == self.found and self.done == self.total
+    is_complete: bool = False
 
     def run(self, translator: Translator, count: Callable[[Translation], None]) -> None:
         """Translates, and writes each line as soon as it is done.
@@ -72,8 +67,7 @@ class Job:
             count: Called with each translation.
 
         Raises:
-            ValueError: If another translation is writing to the output, it has changed since this
-                job was planned, or the engine that it was begun with is gone.
+            ValueError: If the input has changed since this job was planned.
             OSError: If the output can no longer be written; a file then ends in a complete line.
         """
         output = Path(self.settings.output) if self.settings.output else None
@@ -81,9 +75,9 @@ class Job:
         # Translations on a terminal are their own progress.
         is_shown = bool(output) or not sys.stdout.isatty()
         progress = line_progress("translate", self.total, self.done, is_shown=is_shown)
-        with opened_output(output, self.kept, self.found) as write, progress as advance:
-            if output and self.facts is not None:
-                self._write_record(output, translator.engine.name)
+        with opened_output(output, self.kept) as write, progress as advance:
+            if output and self.record is not None:
+                files.write_lines(record_path(output), [json.dumps(self.record, indent=2)])
             for translation in self._translations(translator):
                 rows = format_rows(translation, self.first + done, self.settings)
                 done += 1
@@ -96,7 +90,7 @@ class Job:
                 f"{done:,} lines instead of the {self.total:,} at the beginning. "
                 "Restore it, and continue with --output and --resume, or translate it anew."
             )
-        if output and self.facts is not None and not self.settings.input:
+        if output and self.record is not None and not self.settings.input:
             record_path(output).unlink(missing_ok=True)
 
     def first_language(self) -> str | None:
@@ -109,15 +103,6 @@ class Job:
         ((_, language),) = tagged_lines(iter(lines), column, self.first + self.done)
         return language
 
-    def _write_record(self, output: Path, engine: str) -> None:
-        facts = cast(dict[str, Any], self.facts)
-        if facts.setdefault("engine", engine) != engine:
-            raise ValueError(
-                f"{str(output)!r} must be continued with its engine, {facts['engine']}, got "
-                f"{engine}. Install what it was begun with, or delete it to translate anew."
-            )
-        files.write_lines(record_path(output), [json.dumps(facts, indent=2)])
-
     def _translations(self, translator: Translator) -> Iterator[Translation]:
         number = self.first + self.done
         if self.settings.tag_column is None:
@@ -125,7 +110,7 @@ class Job:
                 self.lines, self.prefixes, first_line=number, has_next=self.has_next
             )
         rows = tagged_lines(self.lines, self.settings.tag_column, number)
-        return translate_tagged(translator, rows, self.settings.prefix, number)
+        return translate_tagged(translator, rows, self.settings.prefix, number, self.has_next)
 
 
 def tagged_lines(lines: Iterator[str], column: int, number: int) -> Iterator[tuple[str, str]]:
@@ -151,27 +136,23 @@ def tagged_lines(lines: Iterator[str], column: int, number: int) -> Iterator[tup
 
 
 def translate_tagged(
-    translator: Translator, rows: Iterator[tuple[str, str]], prefix: str, first_line: int
+    translator: Translator,
+    rows: Iterator[tuple[str, str]],
+    prefix: str,
+    first_line: int,
+    has_next: Callable[[], bool],
 ) -> Iterator[Translation]:
     """Translations of lines into the language of each, in order.
 
     Args:
-        translator: A translator of one of the languages, or of none.
+        translator: A translator of one of the languages.
         rows: Text and target language of each line.
         prefix: Text that every translation begins with.
         first_line: Number of the first line, for warnings.
+        has_next: Whether another line is there now; if not, those before it need not wait.
     """
     translators: dict[str, Translator] = {}
-    fault: ValueError | None = None
-    while not fault:
-        window: list[tuple[str, str]] = []
-        try:
-            window.extend(islice(rows, WINDOW_LINES))
-        except ValueError as error:
-            # After the translations of the lines before it.
-            fault = error
-        if not window:
-            break
+    for window in windows(rows, has_next, lambda row: len(row[0])):
         results = {}
         for tag in dict.fromkeys(tag for _, tag in window):
             if tag not in translators:
@@ -181,32 +162,45 @@ def translate_tagged(
         for _, tag in window:
             yield next(results[tag])
         first_line += len(window)
-    if fault:
-        raise fault
 
 
-def plan_translation(settings: TranslateSettings, texts: list[str]) -> Job:
+@contextmanager
+def planned(settings: TranslateSettings, texts: list[str]) -> Iterator[Job]:
     """Opens the input and finds out how much of it is done; writes nothing yet.
+
+    Until the end of the block, no other translation writes to the output.
 
     Args:
         settings: Options of the command.
         texts: Lines given as arguments instead of standard input.
 
     Raises:
-        ValueError: If a file is not UTF-8, or the output has text that is not of this job.
+        ValueError: If a file is not UTF-8, or the output has text that is not of this job, or
+            another translation writes to it.
         OSError: If a file cannot be read.
     """
     job = _open_lines(settings, texts)
     output = Path(settings.output) if settings.output else None
     # A job cannot continue in a device or a pipe.
-    if output and (output.is_file() or not output.exists()):
-        with alone(output):
-            job.facts = job_facts(settings)
+    if output is None or (output.exists() and not output.is_file()):
+        yield job
+        return
+    fault = (
+        f"--output {output} is in use by another translation that has not ended. Wait for it, or "
+        "choose another file."
+    )
+    with files.locked(output.with_name(f".{output.name}.lock"), fault):
+        job.record = job_record(settings)
         path = record_path(output)
         earlier = _read_record(path) if path.exists() else None
-        if output.exists() and output.stat().st_size:
+        if output.exists() and (size := output.stat().st_size):
+            if not settings.resume:
+                raise ValueError(
+                    f"--output {output} already holds {size:,} bytes. Pass --resume to continue "
+                    "after its last complete line, choose another file, or delete it."
+                )
             _continue(job, output, earlier)
-    return job
+        yield job
 
 
 def _open_lines(settings: TranslateSettings, texts: list[str]) -> Job:
@@ -256,39 +250,30 @@ def part_of(total: int, shard: str | None) -> range:
     return range(total * first // int(count), total * last // int(count))
 
 
-def job_facts(settings: TranslateSettings) -> dict[str, Any]:
+def job_record(settings: TranslateSettings) -> dict[str, Any]:
     """Everything that the lines of an output depend on, by their names in errors.
 
     Raises:
         OSError: If a file cannot be read.
     """
-    values, models = asdict(settings), settings.model or []
+    values = asdict(settings)
     values |= values.pop("search")
-    facts = {f"--{name}": values[name] for name in values.keys() - _FREE_SETTINGS}
+    record = {f"--{name}": values[name] for name in sorted(values.keys() - _FREE_SETTINGS)}
     # Files may be moved.
     for name in ("input", "prefix_file"):
-        facts[f"--{name}"] = _checksum(values[name]) if values[name] else None
-    facts["--model"] = len(models)
-    for number, model in enumerate(models, start=1):
-        for file, checksum in _checksums(model).items():
-            facts[f"{file} of model {number}"] = checksum
-    return {_PACKAGE: version(_PACKAGE), **dict(sorted(facts.items()))}
+        record[f"--{name}"] = f"SHA-256 {files.checksum(values[name])}" if values[name] else None
+    record["--model"] = list(map(_version_of, settings.model or []))
+    return {_PACKAGE: version(_PACKAGE), **record}
 
 
-def _checksum(file: str | Path) -> str:
-    return f"SHA-256 {files.checksum(file):.16}"
-
-
-def _checksums(model: str) -> dict[str, str]:
-    """Checksum of each file of a model; or its commit on the Hub, if that can be reached."""
+def _version_of(model: str) -> str | None:
+    """Checksum of a model's files; or its commit on the Hub, if that can be reached."""
     folder = Path(model)
     if folder.is_dir():
-        return {
-            file.relative_to(folder).as_posix(): _checksum(file) for file in model_files(folder)
-        }
+        return f"SHA-256 {files.checksum_of_all(model_files(folder))}"
     config = find_file(model, CONFIG_NAME)
     # The cache has a folder for each commit.
-    return {} if config is None else {"commit": config.parent.name}
+    return config.parent.name if config else None
 
 
 def record_path(output: Path) -> Path:
@@ -307,18 +292,16 @@ def _continue(job: Job, output: Path, earlier: dict[str, Any] | None) -> None:
             f"{str(output)!r} must have its record {record_path(output).name!r} next to it to be "
             "continued, got none. Delete the output to translate again, or choose another file."
         )
-    facts = cast(dict[str, Any], job.facts)
-    job.found = output.stat().st_size
+    record = cast(dict[str, Any], job.record)
     job.done, job.kept = written_lines(output, job.settings)
-    # The engine is compared when it is loaded.
-    facts |= {"engine": earlier["engine"]} if "engine" in earlier else {}
+    job.is_complete = job.done == job.total and job.kept == output.stat().st_size
     if job.is_complete:
         # It is the same whatever version looks at it.
-        earlier[_PACKAGE] = facts[_PACKAGE]
+        earlier[_PACKAGE] = record[_PACKAGE]
     differences = [
-        f"{name} {facts.get(name, 'missing')} instead of {earlier.get(name, 'missing')}"
-        for name in sorted(facts.keys() | earlier.keys())
-        if facts.get(name) != earlier.get(name)
+        f"{name} {record.get(name, 'missing')} instead of {earlier.get(name, 'missing')}"
+        for name in sorted(record.keys() | earlier.keys())
+        if record.get(name) != earlier.get(name)
     ]
     if job.done > (job.total or 0):
         differences.append(f"{job.done:,} lines in it instead of at most {job.total or 0:,}")

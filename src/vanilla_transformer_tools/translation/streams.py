@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from select import select
@@ -72,49 +72,30 @@ class PipedLines(Iterator[bytes]):
 
 
 @contextmanager
-def opened_output(
-    path: Path | None, kept: int = 0, found: int = 0
-) -> Iterator[Callable[[bytes], None]]:
-    """Opens where rows are written: a locked file, a device, a pipe, or standard output.
+def opened_output(path: Path | None, kept: int = 0) -> Iterator[Callable[[bytes], None]]:
+    """Opens where rows are written: a file, a device, a pipe, or standard output.
 
     Args:
         path: Path of a file, which need not exist, of a device or of a pipe; None: standard output.
         kept: Bytes of a file to keep; the rest is cut off.
-        found: Bytes that a file must have now.
 
     Yields:
         A function that writes and flushes rows: to a file all of them or none.
 
     Raises:
-        ValueError: If another translation has locked or changed the file.
         OSError: If it cannot be opened or written.
     """
     if path is None:
         yield lambda rows: _write(sys.stdout.buffer, "Standard output", rows)
         return
-    if path.exists() and not path.is_file():
-        with path.open("wb", buffering=0) as device:
-            yield lambda rows: _write(device, repr(str(path)), rows)
-        return
-    with alone(path), path.open("ab", buffering=0) as file:
-        if (now := path.stat().st_size) != found:
-            raise ValueError(
-                f"--output {path} was changed while the model was loaded: expected {found:,} "
-                f"bytes, got {now:,}. Pass --resume to continue it, or choose another file."
-            )
-        file.truncate(kept)
-        yield lambda rows: _write(file, repr(str(path)), rows, is_file=True)
-        # A disk that fails may report it only now.
-        os.fsync(file.fileno())
-
-
-def alone(path: Path) -> AbstractContextManager[None]:
-    """Keeps other translations from writing to a file; an error says that one does so now."""
-    fault = (
-        f"--output {path} is in use by another translation that has not ended. Wait for it, or "
-        "choose another file."
-    )
-    return files.locked(path.with_name(f".{path.name}.lock"), fault)
+    with path.open("ab", buffering=0) as file:
+        is_file = path.is_file()
+        if is_file:
+            file.truncate(kept)
+        yield lambda rows: _write(file, repr(str(path)), rows, is_file=is_file)
+        if is_file:
+            # A disk that fails may report it only now.
+            os.fsync(file.fileno())
 
 
 def _write(file: BinaryIO | FileIO, name: str, rows: bytes, *, is_file: bool = False) -> None:

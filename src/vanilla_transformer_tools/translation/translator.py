@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from os import PathLike
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -58,6 +58,8 @@ LEAST_TOKENS = 16
 
 # What `str.splitlines` and many editors take for the end of a line.
 _LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,7 @@ class Translator:
                 f"`lines` must hold several strings, got the single one {lines!r:.60}."
             )
         read = self._read(with_prefixes(iter(lines), prefixes), first_line)
-        for window in _windows(read, has_next):
+        for window in windows(read, has_next, lambda line: len(line.text)):
             yield from self._translate_window(window)
 
     def _read(self, pairs: Iterator[tuple[str, str]], first_line: int) -> Iterator[_Line]:
@@ -469,18 +471,20 @@ class Translator:
             }
 
 
-def _windows(lines: Iterator[_Line], has_next: Callable[[], bool]) -> Iterator[list[_Line]]:
-    """Lines that are translated together; an error is raised after those before it."""
-    window: list[_Line] = []
-    characters = 0
+def windows(
+    items: Iterator[Item], has_next: Callable[[], bool], characters: Callable[[Item], int]
+) -> Iterator[list[Item]]:
+    """Items that are translated together; an error is raised after those before it."""
+    window: list[Item] = []
+    size = 0
     try:
-        for line in lines:
-            window.append(line)
-            characters += len(line.text)
-            is_full = len(window) == WINDOW_LINES or characters >= WINDOW_CHARACTERS
+        for item in items:
+            window.append(item)
+            size += characters(item)
+            is_full = len(window) == WINDOW_LINES or size >= WINDOW_CHARACTERS
             if is_full or not has_next():
                 yield window
-                window, characters = [], 0
+                window, size = [], 0
     except Exception:
         if window:
             yield window
