@@ -54,7 +54,6 @@ PUBLIC = {
     ],
     "vanilla_transformer_tools/interop/importing.py": ["import_model", "convert"],
     "vanilla_transformer_tools/interop/trimming.py": ["trim", "Trimmed"],
-    "vanilla_transformer_tools/exports/onnx.py": ["OnnxModel"],
     "vanilla_transformer_tools/sharing/push.py": ["push"],
 }
 # The page of the config describes its arguments.

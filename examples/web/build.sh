@@ -10,8 +10,6 @@ fail() { echo "build.sh: $*" >&2; exit 2; }
 [ $# = 2 ] || fail "two folders are needed: build.sh EXPORT PAGE"
 [ -f "$1/onnx/encoder_model.onnx" ] || [ -f "$1/onnx/encoder_model_quantized.onnx" ] ||
     fail "'$1' must be a folder of 'vanilla-transformer export --format onnx'"
-grep -q additional_special_tokens "$1/tokenizer_config.json" ||
-    fail "the tokenizer of '$1' is for Python only; 'export' has said why"
 [ ! -e "$2" ] || fail "'$2' exists already; give another folder"
 command -v npm > /dev/null || fail "npm is not installed; it comes with Node.js"
 
@@ -19,6 +17,7 @@ page=$(cd "$(mktemp -d "$(dirname "$2")/.page-XXXXXX")" && pwd)
 trap 'rm -rf "$page"' EXIT
 cp "$here"/index.html "$here"/page.css "$here"/page.js "$page"
 cp -R "$1" "$page/model"
+python3 "$here/fit_tokenizer.py" "$page/model" || fail "the tokenizer of '$1' is for Python only"
 if [ -f "$page/model/onnx/encoder_model_quantized.onnx" ]; then
     # Made as in docs/import_export.md.
     rm -f "$page"/model/onnx/{encoder_model,decoder_model_merged}.onnx{,.data}

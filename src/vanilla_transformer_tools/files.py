@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -161,21 +161,20 @@ def write_lines(path: Path, lines: Iterable[str]) -> Path:
 
 
 @contextmanager
-def new_folder(folder: Path, noun: str, check: Callable[[Path], None]) -> Iterator[Path]:
-    """Where to make a folder that is put in place, whole, at the end of the block.
+def new_folder(folder: Path, noun: str) -> Iterator[Path]:
+    """Where to make a folder that appears, whole, at the end of the block.
 
-    If the block fails, what was there before remains. Weights get the mode of other new files.
+    Weights get the mode of other new files.
 
     Args:
-        folder: The folder; what is there is replaced.
+        folder: The folder.
         noun: What it is, such as `export`, for errors.
-        check: Raises an error if there is something that may not be replaced. It is called before
-            the block, and after it because somebody else may have made the folder meanwhile.
 
     Raises:
-        OSError: If the folder cannot be made, or there is no room for it.
+        FileExistsError: If there is something at `folder`, before the block or after it.
+        OSError: If there is no room for the folder.
     """
-    check(folder)
+    _check_absent(folder)
     with ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -189,10 +188,15 @@ def new_folder(folder: Path, noun: str, check: Callable[[Path], None]) -> Iterat
         stack.enter_context(naming_full_disk(folder.parent, f"the {noun} {folder.name!r}"))
         yield scratch / "new"
         share_weights(scratch / "new")
-        check(folder)
-        if folder.exists():
-            folder.rename(scratch / "old")
+        _check_absent(folder)
         (scratch / "new").rename(folder)
+
+
+def _check_absent(folder: Path) -> None:
+    if folder.exists():
+        raise FileExistsError(
+            f"{str(folder)!r} must not exist yet. Give another folder, or delete that one."
+        )
 
 
 @contextmanager

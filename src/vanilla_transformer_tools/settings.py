@@ -449,3 +449,5 @@ class TranslateSettings(SearchSettings):
 
 # Formats of exports to a runtime; the others are files of other programs.
 RUNTIMES = ("ctranslate2", "onnx")
+# Where a model's folder keeps its own export to CTranslate2.
+EXPORT_FOLDER = "ctranslate2"

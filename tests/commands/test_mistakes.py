@@ -62,8 +62,6 @@ MISTAKES = [
     ("evaluate --model C --test a b --bootstrap 0", "'C/README.md'"),
     ("export M a/out", "The export cannot be written to 'a/out'"),
     ("export M /proc/out", "The export cannot be written to '/proc/out'"),
-    ("export --force M M", "MODEL 'M' must not be at OUT or inside it, got 'M'"),
-    ("export --force M .", "MODEL 'M' must not be at OUT or inside it, got '.'"),
     # Translating
     ("translate drei", "--model needs the folder"),
     ("translate --model M --beams=3", "option --beams; did you mean --num_beams"),

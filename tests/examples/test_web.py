@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
+import onnxruntime
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from number_words import german
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.exports.export import export_model
-from vanilla_transformer_tools.exports.onnx import OnnxModel
 
 from ..models import build_variant
 from ..support.browser import open_browser
@@ -78,22 +78,26 @@ def served(folder):
 
 def greedy(folder):
     """Ids of greedy translations by ONNX Runtime, without the start token."""
-    model, tokenizer = OnnxModel(folder), AutoTokenizer.from_pretrained(folder)
-    config = model.generation_config
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = GenerationConfig.from_pretrained(folder)
+    encoder, decoder = (
+        onnxruntime.InferenceSession(str(next((folder / "onnx").glob(f"{name}_model*.onnx"))))
+        for name in ("encoder", "decoder")
+    )
     found = []
     for ids in tokenizer(LINES)["input_ids"]:
         source = {"attention_mask": np.ones((1, len(ids)), np.int64)}
-        (encoded,) = model.encoder.run(None, {"input_ids": np.array([ids]), **source})
+        (encoded,) = encoder.run(None, {"input_ids": np.array([ids]), **source})
         source = {"encoder_attention_mask": source["attention_mask"]}
         past = {
             node.name: np.zeros((1, node.shape[1], 0, node.shape[3]), np.float32)
-            for node in model.decoder.get_inputs()
+            for node in decoder.get_inputs()
             if node.name.startswith("past")
         }
         row = [config.decoder_start_token_id]
         while len(row) <= len(ids) + EXTRA and row[-1] != config.eos_token_id:
             inputs = {"input_ids": np.array([row[-1:]]), "encoder_hidden_states": encoded}
-            logits, *present = model.decoder.run(None, {**inputs, **source, **past})
+            logits, *present = decoder.run(None, {**inputs, **source, **past})
             past = dict(zip(past, present, strict=True))
             logits[..., [word for (word,) in config.bad_words_ids]] = -np.inf
             row.append(int(logits[0, -1].argmax()))
@@ -181,8 +185,7 @@ def test_page_is_built_of_an_export_or_not_at_all(tmp_path):
     for folder in (other, export / "onnx", tools):
         folder.mkdir(parents=True)
     (export / "onnx/encoder_model.onnx").touch()
-    (export / "tokenizer_config.json").write_text("{}")
-    for name in ("bash", "dirname", "grep"):
+    for name in ("bash", "dirname"):
         (tools / name).symlink_to(shutil.which(name))
 
     def fault(export, page="page", path=os.environ["PATH"]):
@@ -192,13 +195,13 @@ def test_page_is_built_of_an_export_or_not_at_all(tmp_path):
         return done.stderr
 
     assert "must be a folder of 'vanilla-transformer export --format onnx'" in fault(other)
-    assert "is for Python only" in fault(export)
-    (export / "tokenizer_config.json").write_text('{"additional_special_tokens": []}')
     assert "exists already; give another folder" in fault(export, "other")
     assert "npm is not installed; it comes with Node.js" in fault(export, path=str(tools))
     (tools / "npm").write_text("#!/bin/sh\nexit 1\n")
     (tools / "npm").chmod(0o755)
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    assert "got none: tokenizer.json.\nbuild.sh: the tokenizer of" in fault(export, path=path)
+    VanillaTransformerTokenizer.train(LINES, vocab_size=310, kind="char").save_pretrained(export)
     assert "npm cannot download @huggingface/transformers@" in fault(export, path=path)
     (tools / "npm").write_text("#!/bin/sh\nmkdir package && tar -czf x.tgz package && echo x.tgz\n")
     assert "another file than the pinned release" in fault(export, path=path)

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.exports.ctranslate2_conversion import (
-    VanillaTransformerLoader,
     convert,
 )
 from vanilla_transformer_tools.translation import Search
@@ -401,13 +399,6 @@ def test_generation_config_without_a_counterpart_is_refused(model, export, setti
 
     with pytest.raises(ValueError, match=message):
         export(model)
-
-
-def test_parameter_without_a_place_is_refused(model, tokenizer):
-    model.model.encoder.learned_positions = nn.Parameter(torch.zeros(3))
-
-    with pytest.raises(ValueError, match=r"got none for: model\.encoder\.learned_positions"):
-        VanillaTransformerLoader()(model, tokenizer)
 
 
 def test_lengths_end_where_the_position_table_does(model, export):

@@ -20,9 +20,9 @@ from vanilla_transformer_tools.exports.export import (
     verify,
 )
 from vanilla_transformer_tools.saved_folder import describe_model_files, load_model, write_run
-from vanilla_transformer_tools.sharing.model_card import record_results
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
+from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import build_variant
@@ -171,19 +171,20 @@ def test_onnx_export_that_computes_otherwise_is_not_kept(source, tmp_path, monke
     assert files(tmp_path) == {"model"}
 
 
-def test_onnx_export_says_which_software_reads_what(source, tmp_path, monkeypatch, caplog):
+def test_onnx_export_says_how_it_is_run(source, tmp_path, monkeypatch):
     model = load_model(source, attn_implementation="eager")
     monkeypatch.setattr(onnx_export, "export_onnx", lambda *_: None)
     monkeypatch.setattr(onnx_export, "OnnxModel", lambda _: read_in_torch(model))
-    file = Path(source) / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"split_special_tokens": False}))
 
     agreement = export_model(source, tmp_path / "out", "onnx", sample=["ja"])
 
     assert 0 <= agreement.gap < 1e-4
-    assert "The tokenizer is for Python only" in caplog.text
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config, tokenizer = (
+        json.loads((tmp_path / "out" / name).read_text())
+        for name in ("config.json", "tokenizer_config.json")
+    )
     assert config["transformers.js_config"]["dtype"] == "fp32"
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
 def compared(model, change=lambda found: None):
@@ -227,46 +228,15 @@ def test_nothing_that_is_never_generated_is_translated_or_has_probability():
 
 
 def test_agreement_within_the_tolerance_is_kept():
-    for identical in (100, 98):
-        Agreement(100, identical, 0.001).check(0.98, 0.001)
+    for identical in (100, 99):
+        Agreement(100, identical, 0.001).check("float32")
 
-    for identical, gap in ((97, 0.001), (100, 0.0011), (100, float("nan"))):
-        with pytest.raises(ValueError, match=r"at least 98% .* differ by at most 0\.001, got: "):
-            Agreement(100, identical, gap).check(0.98, 0.001)
-
-
-EXPORTED = ("model.bin", "config.json", "run.json")
+    for identical, gap in ((98, 0.001), (100, 0.0011), (100, float("nan"))):
+        with pytest.raises(ValueError, match=r"at least 99% .* differ by at most 0\.001, got: "):
+            Agreement(100, identical, gap).check("float32")
 
 
-@pytest.mark.parametrize(
-    ("names", "force", "message"),
-    [
-        (["mine.txt"], False, "out' must not exist yet.*--force to replace"),
-        (["mine.txt"], True, "out' must not exist yet.*and nothing else"),
-        (["config.json"], True, r"and nothing else; this has no list of one in run\.json"),
-        *[
-            ([*EXPORTED, name], True, rf"and nothing else; this holds {name}, too\.")
-            for name in ("notes.txt", "model.safetensors", "target_tokenizer/run.json")
-        ],
-    ],
-)
-def test_folder_with_files_of_somebody_is_never_replaced(source, tmp_path, names, force, message):
-    contents = dict.fromkeys(names, "mine")
-    if names[:3] == [*EXPORTED]:
-        contents["run.json"] = json.dumps({"exported": EXPORTED})
-    for name, content in contents.items():
-        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out" / name).write_text(content)
-
-    with pytest.raises(FileExistsError, match=message):
-        export(source, tmp_path / "out", force=force)
-
-    assert {name: (tmp_path / "out" / name).read_text() for name in names} == contents
-    assert files(tmp_path) == {"model", "out"}
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_what_appears_while_the_export_is_compared_is_kept(source, tmp_path, monkeypatch, force):
+def test_nothing_is_replaced(source, tmp_path, monkeypatch):
     check = Agreement.check
 
     def check_slowly(*args):
@@ -276,32 +246,12 @@ def test_what_appears_while_the_export_is_compared_is_kept(source, tmp_path, mon
 
     monkeypatch.setattr(Agreement, "check", check_slowly)
 
-    with pytest.raises(FileExistsError, match="out' must not exist yet"):
-        export(source, tmp_path / "out", force=force)
-
-    assert files(tmp_path / "out") == {"mine.txt"}
-    assert files(tmp_path) == {"model", "out"}
-
-
-def test_earlier_export_stays_when_the_new_one_fails(source, out, tmp_path, monkeypatch):
-    before = (out / "model.bin").read_bytes()
-    monkeypatch.setattr(loader.VanillaTransformerLoader, "_set_stack", shift_positions)
-
-    with pytest.raises(ValueError, match="must translate at least"):
-        export(source, out, force=True)
-
-    assert (out / "model.bin").read_bytes() == before
-    assert files(tmp_path) == {"model", "out"}
-
-
-def test_earlier_export_is_replaced_on_request(source, out, tmp_path):
-    size = (out / "model.bin").stat().st_size
-    record_results(out, "test", {"lines": 1, "search": "beam 4"})
-
-    export(source, out, quantization="int8", force=True)
-
-    assert (out / "model.bin").stat().st_size < size
-    assert files(tmp_path) == {"model", "out"}
+    # What appears while the export is compared, and what was there before.
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match="out' must not exist yet"):
+            export(source, tmp_path / "out")
+        assert files(tmp_path / "out") == {"mine.txt"}
+        assert files(tmp_path) == {"model", "out"}
 
 
 def test_command_exports_and_reports_the_agreement(source, tmp_path, write, capsys):
@@ -314,20 +264,29 @@ def test_command_exports_and_reports_the_agreement(source, tmp_path, write, caps
     assert json.loads((output / "config.json").read_text())["add_source_eos"] is False
 
 
-def test_export_is_in_the_folder_of_its_model_by_default_and_names_its_files(
-    source, write, refused, capsys
-):
+def test_export_is_found_in_the_folder_of_its_model(source, write, refused, capsys):
     record = {"files": describe_model_files(Path(source))}
     write_run(Path(source), record)
-    sample = write("sample.txt", *LINES)
 
-    main(["export", "--sample", sample, source])
+    main(["export", "--sample", write("sample.txt", *LINES), source])
 
-    output = Path(source, "ctranslate2")
-    assert capsys.readouterr().out.startswith(f"{output}: 3 of 3 lines")
+    output, printed = Path(source, "ctranslate2"), capsys.readouterr()
+    assert printed.out.startswith(f"{output}: 3 of 3 lines")
+    assert "writing model.bin in float32\n" in printed.err
     assert json.loads((output / "run.json").read_text())["exported_from"] == record["files"]
-    load_model(source)
     assert "OUT is needed" in refused("export", "--format", "onnx", source)
+    load_model(source)
+    engines = [
+        Translator.from_pretrained(source, engine=one, num_beams=1, max_extra_tokens=4)
+        for one in ("torch", "ctranslate2")
+    ]
+    texts = [[one.text for one in each.translate(LINES)] for each in engines]
+    assert texts[0] == texts[1]
+    assert isinstance(engines[1].engine, CTranslate2Engine)
+    for other in ({}, {"files": {"model.safetensors": {"bytes": 1}}}):
+        write_run(Path(source), other)
+        with pytest.raises(ValueError, match=r"must be an export of the weights in .*others"):
+            Translator.from_pretrained(source, engine="ctranslate2")
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,6 @@ def test_both_tokenizers_go_out(tmp_path, capsys):
     ("argv", "message"),
     [
         (["--quantization", "int8"], "must be float32 with --format marian, got int8"),
-        (["--force"], "--force needs one of --format ctranslate2, onnx, got marian"),
         (
             ["--sample", "lines"],
             "--sample needs one of --format ctranslate2, onnx, got marian",

@@ -313,9 +313,7 @@ def load_translator(settings: object, **others: Any) -> "Translator":
         from vanilla_transformer_tools.translation import Translator
     finally:
         gc.enable()
-    logger = logging.getLogger("vanilla_transformer_tools.translation")
-    logger.setLevel(logging.INFO)
-    logger.handlers = [_StandardError()]
+    show_messages("translation")
     described = (item for item in fields(Search) if "help" in item.metadata)
     values = {
         item.name: getattr(settings, item.name)
@@ -327,6 +325,13 @@ def load_translator(settings: object, **others: Any) -> "Translator":
     translator = Translator.from_pretrained(values.pop("model"), **values, **others)
     cores.use()
     return translator
+
+
+def show_messages(package: str) -> None:
+    """Writes what one of our packages logs to standard error."""
+    logger = logging.getLogger(f"vanilla_transformer_tools.{package}")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_StandardError()]
 
 
 class _StandardError(logging.Handler):

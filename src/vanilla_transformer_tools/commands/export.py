@@ -7,8 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from vanilla_transformer_tools.commands.command import build_parser, check_folder, parse
+from vanilla_transformer_tools.commands.command import (
+    build_parser,
+    check_folder,
+    parse,
+    show_messages,
+)
 from vanilla_transformer_tools.settings import (
+    EXPORT_FOLDER,
     RUNTIMES,
     TRUST_REMOTE_CODE,
     option,
@@ -28,9 +34,6 @@ examples:
   vanilla-transformer export --format pegasus runs/de-en runs/de-en-pegasus
 """
 
-
-# Where a model's folder keeps its own export to CTranslate2.
-EXPORT_FOLDER = "ctranslate2"
 # Options of one group in `--help`.
 _runtime = partial(option, group="export to a runtime")
 
@@ -78,7 +81,6 @@ class ExportSettings:
         "File of source lines for comparing the export to a runtime with the model. Default: 100 "
         "random sequences of tokens."
     )
-    force: bool = _runtime("Replaces an earlier export to a runtime at OUT.", False)
     trust_remote_code: bool = option(TRUST_REMOTE_CODE, False)
 
 
@@ -99,16 +101,9 @@ def export(argv: list[str]) -> None:
             f"--quantization must be float32 with --format {settings.format}, got "
             f"{settings.quantization}"
         )
-    for name in ("sample", "force"):
-        if settings.format not in RUNTIMES and getattr(settings, name):
-            parser.error(
-                f"--{name} needs one of --format {', '.join(RUNTIMES)}, got {settings.format}"
-            )
+    if settings.format not in RUNTIMES and settings.sample:
+        parser.error(f"--sample needs one of --format {', '.join(RUNTIMES)}, got {settings.format}")
     check_folder(parser, "MODEL", model)
-    for name, path in (("MODEL", model), ("--sample", settings.sample)):
-        if path and Path(path).exists() and Path(path).resolve().is_relative_to(output.resolve()):
-            # --force deletes OUT before it exports.
-            parser.error(f"{name} {path!r} must not be at OUT or inside it, got {str(output)!r}")
     _export(model, output, settings)
 
 
@@ -116,6 +111,7 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
     from vanilla_transformer_tools.exports.export import export_model
     from vanilla_transformer_tools.files import read_lines
 
+    show_messages("exports")
     # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     print(f"exporting {model} and comparing the result with it ...", file=sys.stderr)
@@ -125,7 +121,6 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
         format=settings.format,
         quantization=settings.quantization,
         sample=list(read_lines(settings.sample)) if settings.sample else None,
-        force=settings.force,
         trust_remote_code=settings.trust_remote_code,
     )
     lines = f"the lines of {settings.sample}" if settings.sample else "random tokens"

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -44,9 +43,6 @@ _ACTIVATIONS = {
     "swish": Activation.SWISH,
     "tanh": Activation.Tanh,
 }
-
-# Parameters that the specification holds copies of, made in `get_model_spec`.
-_COPIED = ("lm_head.bias", "embed_positions.weight")
 
 # Stands for minus infinity and fits into float16: its exponential is 0 in every dtype.
 _NEVER = -1e4
@@ -99,7 +95,6 @@ class VanillaTransformerLoader(ModelLoader):
             bias += model.lm_head.bias
         bias[never_generated(model.generation_config)] = _NEVER
         spec.decoder.projection.bias = bias
-        self._refuse_left_out_parameters(spec, model)
         return spec
 
     def set_config(
@@ -148,22 +143,6 @@ class VanillaTransformerLoader(ModelLoader):
             self.set_layer_norm(spec.layer_norm, stack.layer_norm)
         if hasattr(spec, "layernorm_embedding"):
             self.set_layer_norm(spec.layernorm_embedding, stack.embed_layer_norm)
-
-    def _refuse_left_out_parameters(self, spec: TransformerSpec, model: nn.Module) -> None:
-        """Rejects parameters without a place: they belong to variants that CTranslate2 lacks."""
-        held = {
-            value.data_ptr() for value in spec.variables().values() if isinstance(value, Tensor)
-        }
-        left_out = [
-            name
-            for name, value in model.named_parameters()
-            if value.data_ptr() not in held and not name.endswith(_COPIED)
-        ]
-        if left_out:
-            raise ValueError(
-                "CTranslate2's specification must have a place for each parameter of the model, "
-                f"got none for: {', '.join(left_out)}. Use the engine `torch` or the ONNX export."
-            )
 
 
 def _empty_spec(config: VanillaTransformerConfig) -> TransformerSpec:

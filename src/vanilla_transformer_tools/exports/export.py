@@ -12,27 +12,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer_tools.exports import onnx
 from vanilla_transformer_tools.exports.to_transformers import (
     FORMATS,
     name_general_tokenizers,
     refuse_other_models,
     to_transformers,
 )
-from vanilla_transformer_tools.exports.transformers_js import fit_transformers_js
-from vanilla_transformer_tools.files import names_below, new_folder
+from vanilla_transformer_tools.files import new_folder
 from vanilla_transformer_tools.interop.importing import LogitGap, compare_logits
 from vanilla_transformer_tools.progress import line_progress
 from vanilla_transformer_tools.saved_folder import (
-    RESULTS_FILE,
-    RUN_FILE,
     describe_model_files,
     load_model,
-    read_object,
     read_run,
     write_run,
 )
-from vanilla_transformer_tools.settings import RUNTIMES
 from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.tokenizer_pair import (
@@ -59,9 +53,13 @@ _BATCH_LINES = 16
 
 # Least share of identical lines and largest gap. Rounding decides many near ties of random
 # tokens otherwise, which would hide a small mistake, so float32 is compared first.
-_TOLERANCES = {"float32": (0.99, 1e-3), "float16": (0.0, 0.1), "bfloat16": (0.0, 0.1)}
-_INTEGER_TOLERANCE = (0.0, 1.0)
-_ONNX_TOLERANCE = (0.99, 1e-4)
+_TOLERANCES = {
+    "float32": (0.99, 1e-3),
+    "onnx": (0.99, 1e-4),
+    "float16": (0.0, 0.1),
+    "bfloat16": (0.0, 0.1),
+}
+_OF_INTEGERS = (0.0, 1.0)
 
 # Gives the greedy translation of each source within its limit.
 Translate = Callable[[list[list[int]], list[int]], list[Hypothesis]]
@@ -87,16 +85,16 @@ class Agreement:
             f"token differ by {self.gap:.1e}"
         )
 
-    def check(self, identical: float, gap: float) -> None:
+    def check(self, kind: str) -> None:
         """Rejects an export that is too far from the model.
 
         Args:
-            identical: Least share of lines with the same translation.
-            gap: Difference allowed.
+            kind: Type of its weights, or `onnx`.
 
         Raises:
             ValueError: If it is.
         """
+        identical, gap = _TOLERANCES.get(kind, _OF_INTEGERS)
         # Written so that NaN fails.
         if self.identical < identical * self.lines or not self.gap <= gap:
             raise ValueError(
@@ -114,7 +112,6 @@ def export_model(
     *,
     quantization: str | None = None,
     sample: list[str] | None = None,
-    force: bool = False,
     trust_remote_code: bool = False,
 ) -> Agreement | LogitGap:
     """Writes a folder for other software, which appears once its results have been compared.
@@ -135,7 +132,6 @@ def export_model(
         format: One of these, as in the command.
         quantization: Type of the weights with `ctranslate2`, one of CTranslate2's; None: float32.
         sample: Lines to compare translations on; None: random tokens of the vocabulary.
-        force: Replaces an earlier export at `output`.
         trust_remote_code: Runs the code of a tokenizer of another kind than ours.
 
     Returns:
@@ -143,12 +139,12 @@ def export_model(
         logits in float32. Reduced weights are compared after float32 ones.
 
     Raises:
-        FileExistsError: If there is something at `output` that may not be replaced.
+        FileExistsError: If there is something at `output`.
+        ImportError: If a package of the format is not installed.
         OSError: If there is no room.
         ValueError: If the format cannot express the model, or computes something else.
     """
-    may_replace = partial(_check_output, force=force, is_forceable=format in RUNTIMES)
-    with new_folder(output, "export", may_replace) as folder:
+    with new_folder(output, "export") as folder:
         model, tokenizers = _load(model_name_or_path, format, trust_remote_code)
         folder.mkdir(parents=True)
         tokenizers.save_pretrained(folder)
@@ -164,7 +160,7 @@ def export_model(
                 agreement = _write_ctranslate2(model, tokenizers.source, folder, sources, weights)
             else:
                 agreement = _write_onnx(model, folder, sources)
-        _write_record(folder, model, is_runtime=format in RUNTIMES)
+        _write_record(folder, model)
     return agreement
 
 
@@ -182,14 +178,11 @@ def _load(name: str, format: str, trust_remote_code: bool) -> tuple[PreTrainedMo
     return model, tokenizers
 
 
-def _write_record(folder: Path, model: PreTrainedModel, *, is_runtime: bool) -> None:
+def _write_record(folder: Path, model: PreTrainedModel) -> None:
     run: dict[str, Any] = read_run(model.name_or_path)
     if source := run.get("files"):
         run["exported_from"] = source
-    run["files"] = describe_model_files(folder)
-    if is_runtime:
-        run["exported"] = names_below(folder)
-    write_run(folder, run)
+    write_run(folder, {**run, "files": describe_model_files(folder)})
 
 
 def _write_ctranslate2(
@@ -202,21 +195,21 @@ def _write_ctranslate2(
     from vanilla_transformer_tools.exports.ctranslate2_conversion import convert
 
     for weights in dict.fromkeys(("float32", quantization)):
+        logger.info("writing model.bin in %s", weights)
         convert(model, tokenizer, folder, weights)
         exported = CTranslate2Engine(folder, device="cpu")
         agreement = verify(TorchEngine(model), partial(_greedy, exported), sources)
-        agreement.check(*_TOLERANCES.get(weights, _INTEGER_TOLERANCE))
+        agreement.check(weights)
     return agreement
 
 
 def _write_onnx(model: PreTrainedModel, folder: Path, sources: list[list[int]]) -> Agreement:
-    try:
-        fit_transformers_js(folder)
-    except ValueError as error:
-        logger.warning("The tokenizer is for Python only. %s", error)
+    from vanilla_transformer_tools.exports import onnx
+
+    name_general_tokenizers(folder)
     onnx.export_onnx(model, folder)
     agreement = verify(TorchEngine(model), onnx.OnnxModel(folder).translate, sources)
-    agreement.check(*_ONNX_TOLERANCE)
+    agreement.check("onnx")
     onnx.save_interface(model, folder)
     return agreement
 
@@ -228,29 +221,6 @@ def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> Logit
     comparison = compare_logits(load_model(str(folder), dtype=torch.float32).eval(), model.float())
     comparison.check(dtype)
     return comparison
-
-
-def _check_output(output: Path, *, force: bool, is_forceable: bool) -> None:
-    """Raises a FileExistsError if there is something that may not be replaced."""
-    if not output.exists():
-        return
-    fault = f"{str(output)!r} must not exist yet."
-    if not force:
-        cure = ", or --force to replace an earlier export" if is_forceable else ""
-        raise FileExistsError(f"{fault} Give another folder{cure}.")
-    fault += " --force replaces an export, and nothing else"
-    if not output.is_dir():
-        raise FileExistsError(f"{fault}; this is a file.")
-    files = {*names_below(output)}
-    listed = read_object(output / RUN_FILE).get("exported") if RUN_FILE in files else None
-    if files and not listed:
-        raise FileExistsError(f"{fault}; this has no list of one in {RUN_FILE}.")
-    # `evaluate` adds its results.
-    if others := sorted(files - {RUN_FILE, *(listed or []), RESULTS_FILE}):
-        raise FileExistsError(
-            f"{fault}; this holds {', '.join(others[:3])}{' and more' * (len(others) > 3)}, too. "
-            "Give another folder, or take them out."
-        )
 
 
 def _sample_sources(

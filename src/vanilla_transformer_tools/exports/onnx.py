@@ -1,6 +1,7 @@
 """Weights as ONNX graphs in the form of Optimum and transformers.js, and what runs them."""
 
 import json
+import logging
 import warnings
 from itertools import chain, product
 from pathlib import Path
@@ -18,10 +19,19 @@ from vanilla_transformer_tools.exports.to_transformers import config_of_class
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.translation.engine import Hypothesis
-from vanilla_transformer_tools.translation.generation_settings import (
-    never_generated,
-    refuse_torch_only,
-)
+from vanilla_transformer_tools.translation.generation_settings import never_generated
+
+try:
+    import onnx  # noqa: F401
+    import onnxruntime
+    import onnxscript  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "The export to ONNX needs the packages `onnx`, `onnxruntime` and `onnxscript`. "
+        "Install them: pip install -e '.[export]'"
+    ) from error
+
+logger = logging.getLogger(__name__)
 
 # The newest that torch's exporter writes without converting, and onnxruntime reads since 1.14.
 OPSET = 18
@@ -73,19 +83,17 @@ class _DecoderGraph(nn.Module):
 
 
 def export_onnx(model: PreTrainedModel, folder: Path) -> None:
-    """Writes the graphs, in opset 18 and float32, below `folder`; `OnnxModel` describes them.
+    """Writes the graphs, in opset 18 and float32, below `folder`.
 
     Args:
         model: In float32, in eval mode; its attention must be `eager`.
         folder: Folder of the export.
 
     Raises:
-        ImportError: If `onnx` or `onnxscript` are not installed.
         ValueError: If a field of the config changes what the graphs would compute.
     """
     if faults := unexpressed(model.config, _EXPRESSED):
         raise ValueError("\n".join(["The ONNX export cannot hold this model:", *faults]))
-    _require_packages()
     # transformers.js looks for this name to make the empty cache.
     batch = torch.export.Dim("batch_size", min=1)
     source, target, past_source, past = (
@@ -135,17 +143,6 @@ def _example_cache(model: PreTrainedModel, hidden_states: Tensor) -> dict[str, T
     }
 
 
-def _require_packages() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "The export to ONNX needs the packages `onnx` and `onnxscript`. "
-            "Install them: pip install -e '.[export]'"
-        ) from error
-
-
 def _export(
     graph: nn.Module,
     path: Path,
@@ -154,6 +151,7 @@ def _export(
     input_names: list[str],
     output_names: list[str],
 ) -> None:
+    logger.info("writing %s", path.name)
     # The table of tied embeddings is in the decoder twice.
     numbers = sum(one.numel() for one in graph.state_dict().values())
     with torch.no_grad(), warnings.catch_warnings():
@@ -190,62 +188,22 @@ def save_interface(model: PreTrainedModel, folder: Path) -> None:
 
 
 class OnnxModel:
-    """Runs the graphs of an exported folder with onnxruntime, as the check of an export needs it.
-
-    The graphs are in `onnx/`, with the names of Optimum and transformers.js; those that are alone
-    there and end in `_quantized` are read, too (B batch, S source, T
-    new target tokens, P and Q target and source tokens in the cache, H heads, E head size, D model
-    width, V vocabulary; i counts the decoder's layers):
-
-    - `encoder_model.onnx`: `input_ids` and `attention_mask` (1 = real token), int64 `[B, S]`, give
-      `last_hidden_state` `[B, S, D]`.
-    - `decoder_model_merged.onnx`: `encoder_attention_mask` `[B, S]`, `input_ids` int64 `[B, T]`,
-      `encoder_hidden_states` `[B, S, D]`, `past_key_values.i.decoder.key` and `.value`
-      `[B, H, P, E]`, and `past_key_values.i.encoder.key` and `.value` `[B, H, Q, E]`, give `logits`
-      `[B, T, V]` and `present.i.*`, which are the next step's `past_key_values.i.*`. The first step
-      has P = Q = 0 and begins with the start token; later ones have Q = S.
-
-    All lengths may change from call to call. The ids of the special tokens, those that are never
-    generated (`bad_words_ids`, `suppress_tokens`), and the one that each output begins with, if
-    there is one (`forced_bos_token_id`), are in `generation_config.json`.
+    """Runs the graphs of an export with onnxruntime, as its check needs it.
 
     Args:
-        folder: Folder of the exported model.
-
-    Raises:
-        ImportError: If `onnxruntime` is not installed.
-        ValueError: If the folder is not one that our export made, or is damaged, or its generation
-            config asks for more than this reader does.
+        folder: Folder of the export.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise ImportError(
-                "Running an ONNX export needs the package `onnxruntime`. "
-                "Install it: pip install -e '.[export]'"
-            ) from error
+    def __init__(self, folder: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        graphs = Path(folder) / GRAPHS_FOLDER
-        try:
-            self.encoder, self.decoder = (
-                onnxruntime.InferenceSession(
-                    str(min(graphs.glob(f"{name}*.onnx"), default=graphs / f"{name}.onnx")),
-                    options,
-                    ["CPUExecutionProvider"],
-                )
-                for name in (ENCODER, DECODER)
+        self.encoder, self.decoder = (
+            onnxruntime.InferenceSession(
+                str(folder / GRAPHS_FOLDER / f"{name}.onnx"), options, ["CPUExecutionProvider"]
             )
-        # onnxruntime's errors have no base class of their own.
-        except Exception as error:
-            raise ValueError(
-                f"onnxruntime {onnxruntime.__version__} cannot load {str(folder)!r}: "
-                f"{' '.join(str(error).split())} Export the model again."
-            ) from error
+            for name in (ENCODER, DECODER)
+        )
         self.generation_config = GenerationConfig.from_pretrained(folder)
-        refuse_torch_only(self.generation_config)
 
     def translate(self, sources: list[list[int]], limits: list[int]) -> list[Hypothesis]:
         """The greedy translations, decoded one token at a time with the cache, as by every search.

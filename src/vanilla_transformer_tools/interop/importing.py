@@ -172,28 +172,27 @@ def import_model(
         ValueError: If the model is damaged, cannot be expressed, or computes something else here.
         OSError: If there is no such model, or no room for ours.
     """
-    _check_new(folder)
-    source = load_source(name_or_path, mapping, tokenizer)
-    origin: dict[str, Any] = {**source.record}
-    if source.record.get("model_type") == "marian":
-        origin["positions"] = positions
-    elif positions == "marian":
-        raise ValueError(
-            f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave it "
-            "out."
-        )
-    model, comparison = _converted(source)
-    if positions == "marian":
-        compute_as_marian(model)
-    if mapping:
-        origin["assumed"] = source.declaration.assumed()
-    record: dict[str, Any] = {"imported_from": origin}
-    tokenizers = source.tokenizers
-    if trimming:
-        trimmed = trim(model, source.one_tokenizer(), trimming)
-        model, tokenizers = trimmed.model, TokenizerPair.joint(trimmed.tokenizer)
-        record["trimmed"] = trimmed.sizes
-    with new_folder(folder, "model", _check_new) as new:
+    with new_folder(folder, "model") as new:
+        source = load_source(name_or_path, mapping, tokenizer)
+        origin: dict[str, Any] = {**source.record}
+        if source.record.get("model_type") == "marian":
+            origin["positions"] = positions
+        elif positions == "marian":
+            raise ValueError(
+                f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave "
+                "it out."
+            )
+        model, comparison = _converted(source)
+        if positions == "marian":
+            compute_as_marian(model)
+        if mapping:
+            origin["assumed"] = source.declaration.assumed()
+        record: dict[str, Any] = {"imported_from": origin}
+        tokenizers = source.tokenizers
+        if trimming:
+            trimmed = trim(model, source.one_tokenizer(), trimming)
+            model, tokenizers = trimmed.model, TokenizerPair.joint(trimmed.tokenizer)
+            record["trimmed"] = trimmed.sizes
         model.save_pretrained(new)
         if tokenizers is not None:
             tokenizers.save_pretrained(new)
@@ -211,11 +210,6 @@ def _converted(
     if damaged := nonfinite_tensors(model):
         raise ValueError(f"Weights must be finite, got others in {', '.join(damaged)}.")
     return model, None
-
-
-def _check_new(folder: Path) -> None:
-    if folder.exists():
-        raise FileExistsError(f"{str(folder)!r} must not exist yet. Give another folder.")
 
 
 def load_source(

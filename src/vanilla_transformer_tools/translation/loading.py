@@ -1,6 +1,7 @@
 """Loading what a translator needs: engines, and defaults from the record of a training."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.saved_folder import RUN_FILE, check_files, load_model, read_run
-from vanilla_transformer_tools.settings import EngineName
+from vanilla_transformer_tools.settings import EXPORT_FOLDER, EngineName
 from vanilla_transformer_tools.text.sentences import (
     INNER_ENDS,
     MOST_INNER_ENDS,
@@ -122,23 +123,25 @@ def faster_export(engine: Engine) -> str:
         or torch_only(engine.model.generation_config)
     ):
         return ""
+    output, model = ("", "") if Path(name).is_dir() else (" FOLDER", " --model FOLDER")
     return (
         "CTranslate2 translates this model several times faster: vanilla-transformer export "
-        f"--format ctranslate2 {name} FOLDER, then --engine ctranslate2 --model FOLDER\n"
+        f"{name}{output}, then --engine ctranslate2{model}\n"
     )
 
 
 def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig]:
-    """Loads a folder that our export made."""
+    """Loads a folder that our export made, or the export in a model's own folder."""
     if len(names) > 1:
         raise ValueError(
             f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
             "Use the engine 'torch' for an ensemble."
         )
-    check_files(names[0])
+    folder = _own_export(names[0])
+    check_files(folder)
     # First, because its errors explain what is wrong with a folder.
-    exported = CTranslate2Engine(names[0], compute_type="default" if dtype == "auto" else dtype)
-    config = GenerationConfig.from_pretrained(names[0])
+    exported = CTranslate2Engine(folder, compute_type="default" if dtype == "auto" else dtype)
+    config = GenerationConfig.from_pretrained(folder)
     refuse_torch_only(config)
     if isinstance(config.eos_token_id, list) and len(config.eos_token_id) > 1:
         raise ValueError(
@@ -147,3 +150,20 @@ def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig
         )
     exported.patience = patience(config)
     return exported, config
+
+
+def _own_export(name: str) -> str:
+    """The export in a model's folder, where `export` writes it by default; else the folder itself.
+
+    Raises:
+        ValueError: If it was made of other weights, by the checksums that both have recorded.
+    """
+    own, recorded = Path(name, EXPORT_FOLDER), read_run(name).get("files")
+    if not own.is_dir():
+        return name
+    if not recorded or read_run(str(own)).get("exported_from") != recorded:
+        raise ValueError(
+            f"{str(own)!r} must be an export of the weights in {name!r}, got one of others. Delete "
+            "it, and export the model again."
+        )
+    return str(own)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import runpy
 import shutil
 import subprocess
 import unicodedata
@@ -10,10 +11,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.exports.transformers_js import fit_transformers_js
 
+from ..support.documents import ROOT
 from ..support.odd_text import odd_lines
 
+fit = runpy.run_path(str(ROOT / "examples" / "web" / "fit_tokenizer.py"))["fit"]
 # The release of `examples/web/build.sh`.
 _TRANSFORMERS = "@huggingface/transformers@4.3.2"
 TEXT = ["Der Hund läuft schnell.", "Ein Haus am See, 12 Äpfel!", "Der alte Mann läuft heim."] * 5
@@ -87,7 +89,7 @@ def test_python_reads_the_rewritten_files_as_before(tmp_path, kind):
     tokenizer = train(tmp_path, kind=kind)
     lines = odd_lines(300)
 
-    fit_transformers_js(tmp_path)
+    fit(tmp_path)
 
     fitted = AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer(lines)["input_ids"]
@@ -109,16 +111,18 @@ def test_tokenizer_with_other_ids_there_is_refused_and_stays(tmp_path):
     before = file.read_bytes()
 
     with pytest.raises(ValueError, match="would give other ids") as error:
-        fit_transformers_js(tmp_path)
+        fit(tmp_path)
 
     _, normalizer, package, added = str(error.value).splitlines()
     assert normalizer.endswith("got Precompiled.")
-    assert package == "It must be one that this package trained, with `split_special_tokens`."
+    assert (
+        package == "It must be one that vanilla-transformer trained, with `split_special_tokens`."
+    )
     assert added.startswith("It must have no added tokens that are not special, got <a>: ")
     assert file.read_bytes() == before
     file.unlink()
     with pytest.raises(ValueError, match=r"needs a fast tokenizer, got none: tokenizer\.json"):
-        fit_transformers_js(tmp_path)
+        fit(tmp_path)
 
 
 @pytest.mark.slow
@@ -126,7 +130,7 @@ def test_tokenizer_with_other_ids_there_is_refused_and_stays(tmp_path):
 @pytest.mark.parametrize("kind", ["bpe", "char", "word"])
 def test_ids_and_texts_equal_those_of_python(in_node, tmp_path, kind):
     tokenizer = train(tmp_path, kind=kind)
-    fit_transformers_js(tmp_path)
+    fit(tmp_path)
     lines = [*odd_lines(4_000), *lines_of_all_scripts(6_000)]
 
     ids, texts = in_node(tmp_path, lines)
@@ -139,7 +143,7 @@ def test_ids_and_texts_equal_those_of_python(in_node, tmp_path, kind):
 @pytest.mark.network
 def test_canonical_form_equals_that_of_python(in_node, tmp_path):
     tokenizer = train(tmp_path, kind="char")
-    fit_transformers_js(tmp_path)
+    fit(tmp_path)
     # The two sides know different versions of Unicode, which add signs beyond this plane.
     lines = [*odd_lines(1_000), *(f"ﬁ {letter}\u0301\u0323 각 Ⅻ" for letter in "aeiouAEIOU")]
 
