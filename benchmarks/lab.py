@@ -190,7 +190,7 @@ def hardware_line() -> str:
     # Imported late: processes that measure their memory need none of it.
     from transformers import __version__
 
-    from vanilla_transformer_tools.training.record import hardware
+    from vanilla_transformer_tools.training.machine import hardware
 
     name = hardware(torch.device(best_device()))
     return f"{name}, torch {torch.__version__}, transformers {__version__}"

@@ -10,9 +10,14 @@ from datasets import Dataset
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training import stats as module
-from vanilla_transformer_tools.training.minutes import Decision, decide, decisions_on_record
-from vanilla_transformer_tools.training.stats import CorpusStats
+from vanilla_transformer_tools.training import machine
+from vanilla_transformer_tools.training import minutes as module
+from vanilla_transformer_tools.training.minutes import (
+    CorpusStats,
+    Decision,
+    decide,
+    decisions_on_record,
+)
 
 SETTINGS = TrainSettings(train=["a", "b"], validation=["c", "d"])
 
@@ -224,13 +229,12 @@ def test_resumed_run_follows_the_options_that_it_is_given():
 
 @pytest.fixture
 def stats_of(monkeypatch):
-    monkeypatch.setattr(module, "training_speed", lambda arguments: module.Speed(2))
     arguments = SimpleNamespace(device=torch.device("cpu"), gradient_accumulation_steps=1)
 
     def measure(*pairs):
         columns = zip(("source", "target"), zip(*pairs, strict=True), strict=True)
         dataset = Dataset.from_dict({name: list(values) for name, values in columns})
-        return module.measure(1, arguments, dataset)
+        return module.look(1, machine.Speed(2), arguments, dataset)
 
     return measure
 
@@ -284,6 +288,6 @@ def test_order_of_a_corpus_changes_no_statistics(stats_of, monkeypatch):
     ],
 )
 def test_speed_is_a_line_through_two_batches(seconds, speed):
-    found = module._line_through([100, 1000][: len(seconds)], seconds)
+    found = machine._line_through([100, 1000][: len(seconds)], seconds)
 
     assert found == pytest.approx(speed)

@@ -7,18 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.files import checksum
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import find_disclosures
+from vanilla_transformer_tools.training import machine
 from vanilla_transformer_tools.training import plan as planning
 from vanilla_transformer_tools.training import record as module
 from vanilla_transformer_tools.training.corpus import Facts
 from vanilla_transformer_tools.training.minutes import Decision
 from vanilla_transformer_tools.training.options import recipe
-from vanilla_transformer_tools.training.plan import Machine, RunPlan, default_batch, plan_run
+from vanilla_transformer_tools.training.plan import RunPlan, default_batch, plan_run
 from vanilla_transformer_tools.training.record import describe_run, record_of
 
 from ..support.training_runs import build_arguments
@@ -28,7 +30,7 @@ FACTS = Facts(pairs=5, inner_ends=0.0, without_letter=0.0)
 
 def plan(folder: Path, *, previous=None, facts=FACTS, arguments=None, **changes) -> RunPlan:
     """The plan of a run in a folder; `previous` is the record of the one that it resumes."""
-    of_plan = {name: changes.pop(name) for name in ("machine", "stats", "given") if name in changes}
+    of_plan = {name: changes.pop(name) for name in ("stats", "given") if name in changes}
     ours = TrainSettings(**changes)
     of_trainer = build_arguments(ours, folder, **arguments or {})
     checkpoint = None if previous is None else folder / "checkpoint-7"
@@ -143,14 +145,19 @@ def test_resumed_run_keeps_all_decisions_on_record(tmp_path):
         (True, False, (), False),
     ],
 )
-def test_bf16_is_decided_once(tmp_path, is_faster, recorded, given, expected):
-    previous = None if recorded is None else {"arguments": {"bf16": recorded}}
+def test_bf16_is_decided_once(tmp_path, monkeypatch, is_faster, recorded, given, expected):
+    monkeypatch.setattr(machine, "bf16_is_faster_on_cpu", lambda: is_faster)
+    arguments = build_arguments(TrainSettings(), tmp_path)
+    before = arguments.to_dict()
+    previous = {} if recorded is None else {"arguments": {"bf16": recorded}}
 
-    made = plan(tmp_path, machine=Machine("cpu", is_faster), previous=previous, given=given)
+    made = machine.with_precision(arguments, previous, given)
 
-    assert made.arguments.bf16 is expected
-    assert made.arguments.mixed_precision == ("bf16" if expected else "no")
-    assert plan(tmp_path, machine=Machine("cuda", True)).arguments.bf16 is False
+    assert (made.bf16, made.mixed_precision) == (expected, "bf16" if expected else "no")
+    # The caller's stay as they are.
+    assert arguments.to_dict() == before
+    monkeypatch.setattr(type(arguments), "device", torch.device("cuda"))
+    assert machine.with_precision(arguments, {}, ()).bf16 is False
 
 
 def test_resumed_run_keeps_its_batches(tmp_path):

@@ -12,8 +12,9 @@ from transformers import TrainerControl, TrainerState, get_constant_schedule_wit
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training import plan, stats
+from vanilla_transformer_tools.training import plan
 from vanilla_transformer_tools.training import run as training
+from vanilla_transformer_tools.training.machine import Speed
 from vanilla_transformer_tools.training.minutes import Decision
 from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.schedule import Schedule
@@ -265,7 +266,8 @@ def test_run_of_minutes_ends_scored_and_records_what_was_chosen(
         control.should_training_stop = True
 
     monkeypatch.setattr(Schedule, "on_step_end", end)
-    monkeypatch.setattr(training, "measure", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(training, "training_speed", lambda *_: None)
+    monkeypatch.setattr(training, "look", lambda *_: SimpleNamespace())
     decisions = (Decision("vocab_size", 320, "few pairs"),)
     monkeypatch.setattr(plan, "decide", lambda *_: decisions)
 
@@ -292,8 +294,7 @@ def test_command_with_minutes_ends_with_them_annealed(corpus, tmp_path, monkeypa
         seconds.append(time.monotonic() - began)
 
     monkeypatch.setattr(training, "train", timed_train)
-    speed = stats.Speed(10_000.0)
-    monkeypatch.setattr(stats, "training_speed", lambda arguments: speed)
+    monkeypatch.setattr(training, "training_speed", lambda _: Speed(10_000.0))
     files = {
         split: [f"{corpus}/{split}.de", f"{corpus}/{split}.en"] for split in ("train", "validation")
     }

@@ -1,4 +1,4 @@
-"""What `--minutes` decides: rules from statistics of text and machine to a value for each option.
+"""What `--minutes` decides: from statistics of the text and a speed to a value for each option.
 
 The rules look at the data once and search for nothing. docs/defaults.md has the evidence for each.
 An option that the user gives is not changed, and later rules follow it.
@@ -6,18 +6,41 @@ An option that the user gives is not changed, and later rules follow it.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
 from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
-from vanilla_transformer_tools.settings import CASINGS, PRESETS, TrainSettings
+from vanilla_transformer_tools.settings import CASINGS, PRESETS, PresetName, TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.training.options import consistent_defaults, recipe
-from vanilla_transformer_tools.training.stats import VOCABULARY_THAT_COPIES, CorpusStats
+from vanilla_transformer_tools.training.corpus import sample
+from vanilla_transformer_tools.training.machine import Speed
+from vanilla_transformer_tools.training.start import model_fields
 
+# Number of pairs, from all over the corpus, that are examined; all of them are counted.
+EXAMINED_PAIRS = 100_000
+_ROWS_AT_A_TIME = 1000
+# Size of a vocabulary with which names are copied piece by piece.
+VOCABULARY_THAT_COPIES = 2000
+# Targets that repeat this share of their sources' long words are mostly copied, such as code.
+_SHARE_THAT_COPIES = 0.25
+# Share of the minutes that is left for updates; the rest is reading, evaluating and saving.
+_FOR_UPDATES = 0.85
+# Optimizer and Trainer keep the host busy too: the fixed time of a batch in training, compared with
+# that of a forward and backward pass.
+_HOST_IN_TRAINING = 2.5
 # A task of fewer words is a closed pattern, such as the commands of SCAN.
 _WORDS_OF_A_PATTERN = 50
 # One of so many pairs is in capitals, and one has a source in title case.
@@ -33,6 +56,175 @@ _LEARNING_RATES = {
     "adam": ({32_768: 0.008, 4096: 0.004, 0: 0.003}, 0.002),
     "muon": ({2048: 0.008, 0: 0.006}, 0.004),
 }
+
+
+class _Device(NamedTuple):
+    """Differences between a CPU and a GPU."""
+
+    # Tokens of the largest batch that `--minutes` chooses.
+    largest_batch: int
+    # Work per token compared with `tiny`.
+    costs: dict[str, float]
+
+
+# On a CPU the number of weights in the layers decides. A GPU computes large matrices faster.
+_CPU = _Device(4096, {"tiny": 1, "small": 24, "base": 34, "big": 136})
+_GPU = _Device(32_768, {"tiny": 1, "small": 6, "base": 9, "big": 16})
+
+
+def _device(name: str) -> _Device:
+    """The kind of a type of device; every one but a CPU counts as a GPU."""
+    return _CPU if name == "cpu" else _GPU
+
+
+@dataclass(frozen=True)
+class CorpusStats:
+    """Statistics of text and machine for the rules.
+
+    Attributes:
+        minutes: Length of the run.
+        speed: Tokens per second with which `tiny` trains here, see `Speed`.
+        device: Type of the device.
+        pairs: Number of pairs.
+        source_words: Mean number of words, separated by blanks, of a source.
+        words: Mean number of words of source and target together.
+        source_characters: Mean number of characters of a source.
+        characters: Mean number of characters of source and target together.
+        long_words: Words of the longer side, which 999 of 1,000 pairs do not exceed.
+        long_characters: Characters of the longer side, which 999 of 1,000 pairs do not exceed.
+        distinct_words: Number of different words of both sides.
+        occurrences: Mean number of times that a word occurs.
+        copied_words: Share of the words of four letters and more of a target that its source has.
+        both_cases: Share of the pairs with small and capital letters on both sides.
+        source_case: Case of all letters of the sources, "lower" or "upper"; else "mixed".
+        seconds_per_batch: Fixed time of a batch, see `Speed`.
+        batches_per_update: Those whose gradients are accumulated.
+    """
+
+    minutes: float
+    speed: float
+    device: str
+    pairs: int
+    source_words: float
+    words: float
+    source_characters: float
+    characters: float
+    long_words: int
+    long_characters: int
+    distinct_words: int
+    occurrences: float
+    copied_words: float
+    both_cases: float = 0.0
+    source_case: str = "mixed"
+    seconds_per_batch: float = 0.0
+    batches_per_update: int = 1
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether much of the targets is copied, piece by piece, and not learned by heart."""
+        return self.copied_words >= _SHARE_THAT_COPIES
+
+    def tokens_per_pair(self, chosen: Mapping[str, Any]) -> float:
+        """Tokens of a pair, its two ends included."""
+        tokens = {"word": self.words, "char": self.characters}
+        # A small vocabulary has shorter pieces.
+        characters_of_a_piece = 3 if chosen["vocab_size"] <= VOCABULARY_THAT_COPIES else 4
+        return 2 + tokens.get(chosen["tokenizer_kind"], self.characters / characters_of_a_piece)
+
+    def batches(self, chosen: Mapping[str, Any], tokens: float) -> float:
+        """Number of batches of `tokens` tokens that fit the minutes, for the chosen size."""
+        preset = chosen["preset"]
+        size = _size(preset, tuple(chosen["config"]))
+        layers = size.layers / _size("tiny", ()).layers
+        cost = _device(self.device).costs[preset] * size.weights / _size(preset, ()).weights
+        fixed = _HOST_IN_TRAINING * self.seconds_per_batch * layers
+        return 60 * self.minutes * _FOR_UPDATES / (fixed + tokens * cost / self.speed)
+
+    @property
+    def largest_batch(self) -> int:
+        """Tokens of the largest batch for this device."""
+        return _device(self.device).largest_batch
+
+    def passes(self, chosen: Mapping[str, Any]) -> float:
+        """Passes over the corpus that the minutes allow, with the largest batches."""
+        tokens = chosen["max_tokens_per_batch"] or self.largest_batch
+        pairs = tokens * self.batches(chosen, tokens) / self.tokens_per_pair(chosen)
+        return pairs / self.pairs
+
+    def updates(self, chosen: Mapping[str, Any], batch: int) -> float:
+        """Updates that the minutes allow, with batches of `batch` tokens."""
+        tokens = (2 if chosen["r_drop"] else 1) * batch
+        return self.batches(chosen, tokens) / self.batches_per_update
+
+
+class _Size(NamedTuple):
+    """Number of layers of both stacks, and of the weights in them."""
+
+    layers: int
+    weights: int
+
+
+@cache
+def _size(preset: PresetName, config: tuple[str, ...]) -> _Size:
+    """Size of a preset with assignments of `--config`."""
+    fields = model_fields(TrainSettings(preset=preset, config=list(config)))
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
+    layers = [*model.model.encoder.layers, *model.model.decoder.layers]
+    weights = sum(weight.numel() for layer in layers for weight in layer.parameters())
+    return _Size(len(layers), weights)
+
+
+def look(minutes: float, speed: Speed, arguments: TrainingArguments, pairs: Dataset) -> CorpusStats:
+    """Looks at pairs from all over the corpus.
+
+    Args:
+        minutes: Length of the run.
+        speed: How fast `tiny` trains here.
+        arguments: Trainer's arguments.
+        pairs: The corpus.
+    """
+    words: Counter[str] = Counter()
+    lengths, copied, long_words, both_cases = [], 0, 0, 0
+    has_case = {"lower": False, "upper": False}
+    for rows in pairs.select(sample(len(pairs), EXAMINED_PAIRS)).iter(_ROWS_AT_A_TIME):
+        for source, target in zip(rows["source"], rows["target"], strict=True):
+            source_words, target_words = source.split(), target.split()
+            words.update(chain(source_words, target_words))
+            has_case["lower"] |= source != source.upper()
+            has_case["upper"] |= source != source.lower()
+            both_cases += all(text not in (text.lower(), text.upper()) for text in (source, target))
+            lengths.append((len(source_words), len(target_words), len(source), len(target)))
+            long = {word for word in target_words if len(word) >= 4}
+            copied += len(long.intersection(source_words))
+            long_words += len(long)
+    table = np.array(lengths)
+    means = table.mean(axis=0)
+    return CorpusStats(
+        minutes=minutes,
+        speed=speed.tokens_per_second,
+        device=arguments.device.type,
+        pairs=len(pairs),
+        source_words=means[0],
+        words=means[0] + means[1],
+        source_characters=means[2],
+        characters=means[2] + means[3],
+        long_words=int(np.quantile(table[:, :2].max(axis=1), 0.999)),
+        long_characters=int(np.quantile(table[:, 2:].max(axis=1), 0.999)),
+        distinct_words=len(words),
+        occurrences=words.total() / max(1, len(words)),
+        copied_words=copied / max(1, long_words),
+        both_cases=both_cases / len(lengths),
+        source_case=_only(has_case),
+        seconds_per_batch=speed.seconds_per_batch,
+        batches_per_update=arguments.gradient_accumulation_steps,
+    )
+
+
+def _only(has_case: Mapping[str, bool]) -> str:
+    """The case that text has, if it is only one."""
+    cases = [case for case, is_there in has_case.items() if is_there]
+    return cases[0] if len(cases) == 1 else "mixed"
 
 
 @dataclass(frozen=True)
@@ -218,42 +410,6 @@ def decisions_on_record(
     """
     taken, recorded = _taken(settings, given), previous.get("decisions", [])
     return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
-
-
-def with_decisions(
-    decisions: Collection[Decision],
-    settings: TrainSettings,
-    arguments: TrainingArguments,
-    given: Collection[str],
-) -> TrainSettings:
-    """Settings with the decisions.
-
-    Args:
-        decisions: Choices of the rules.
-        settings: Settings of the user, and defaults.
-        arguments: Trainer's arguments, which get their decisions, and the defaults that follow.
-        given: Names of the options that the user gave.
-    """
-    ours: dict[str, Any] = {}
-    trainers: dict[str, Any] = {}
-    for decision in decisions:
-        if decision.option == "dropout":
-            ours["config"] = [*settings.config, f"dropout={decision.value}"]
-        elif hasattr(settings, decision.option):
-            ours[decision.option] = decision.value
-        else:
-            trainers[decision.option] = decision.value
-    if "eval_steps" in trainers:
-        # Each evaluation is of a checkpoint.
-        trainers["save_steps"] = trainers["eval_steps"]
-    # `data` has been joined with the paths already.
-    decided = replace(settings, **ours)
-    values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
-    before = consistent_defaults(recipe(settings), values)
-    for name, value in consistent_defaults(recipe(decided) | trainers, values).items():
-        if name not in given and value != before.get(name):
-            setattr(arguments, name, value)
-    return decided
 
 
 def _taken(settings: TrainSettings, given: Collection[str]) -> set[str]:

@@ -1,12 +1,9 @@
 """Defaults of a run: section 5 of the paper, and what follows from the machine and the options."""
 
-import timeit
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
 from transformers.utils import is_torch_tf32_available
 
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
@@ -136,23 +133,3 @@ def _of_the_machine(streaming: bool) -> dict[str, Any]:
         # Some devices emulate it.
         "bf16": gpu_computes_bfloat16(),
     }
-
-
-def dtype_of_products(arguments: TrainingArguments) -> torch.dtype:
-    """Type in which a run computes its matrix products."""
-    if arguments.bf16:
-        return torch.bfloat16
-    return torch.float16 if arguments.fp16 else torch.float32
-
-
-@cache
-def bf16_is_faster_on_cpu() -> bool:
-    """Whether this CPU multiplies in bfloat16 clearly faster than in float32, measured once."""
-
-    def seconds(dtype: torch.dtype, repeat: int = 10) -> float:
-        x, matrix = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-        return min(timeit.repeat(lambda: x @ matrix, number=1, repeat=repeat))
-
-    limit = 0.8 * seconds(torch.float32)
-    # Emulated, it takes many times as long, which the second product shows; the first one prepares.
-    return seconds(torch.bfloat16, 2) < 9 * limit and seconds(torch.bfloat16) < limit

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.evaluation.metrics import METRICS
@@ -18,15 +18,19 @@ from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.sentences import MOST_INNER_ENDS
 from vanilla_transformer_tools.training.corpus import Facts
 from vanilla_transformer_tools.training.minutes import (
+    CorpusStats,
     Decision,
     decide,
     decisions_on_record,
-    with_decisions,
 )
-from vanilla_transformer_tools.training.options import default_schedule, last_checkpoints
+from vanilla_transformer_tools.training.options import (
+    consistent_defaults,
+    default_schedule,
+    last_checkpoints,
+    recipe,
+)
 from vanilla_transformer_tools.training.ranking import metric_of
 from vanilla_transformer_tools.training.start import NEW, Start, new_config
-from vanilla_transformer_tools.training.stats import CorpusStats
 
 TOKENS = 8192
 # Section 5.1: 25,000 source and 25,000 target tokens an update. The learning rates of these two
@@ -35,19 +39,6 @@ TOKENS_OF_PAPER = 50_000
 PRESETS_OF_PAPER = ("base", "big")
 # With fewer, such batches would leave few updates, and most of them to the warm-up.
 PAIRS_FOR_PAPER = 1_000_000
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a plan must know of the machine.
-
-    Attributes:
-        device: Type of the device, such as "cpu".
-        bf16_is_faster: Whether a CPU multiplies faster in bfloat16.
-    """
-
-    device: str = "cpu"
-    bf16_is_faster: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +120,6 @@ def plan_run(
     arguments: Seq2SeqTrainingArguments,
     facts: Facts,
     *,
-    machine: Machine = Machine(),
     stats: CorpusStats | None = None,
     start: Start = NEW,
     checkpoint: Path | None = None,
@@ -142,7 +132,6 @@ def plan_run(
         settings: Settings of the user, and defaults; checked.
         arguments: Trainer's arguments, which stay as they are.
         facts: What the text shows.
-        machine: What the machine can do.
         stats: For the rules of `--minutes`; not needed for a run that is resumed.
         start: What the run takes over from a saved model.
         checkpoint: Folder to resume from; None for a new run.
@@ -152,8 +141,7 @@ def plan_run(
     Raises:
         ValueError: If the model has no positions for the longest pairs.
     """
-    previous = previous or {}
-    arguments = with_precision(arguments, machine, previous, given)
+    previous, arguments = previous or {}, copy.copy(arguments)
     decisions: tuple[Decision, ...] = ()
     if stats and not checkpoint:
         decisions = decide(stats, settings, start.tokenizers, given)
@@ -167,12 +155,48 @@ def plan_run(
     tokens, reason = settings.max_tokens_per_batch or known, ""
     if not tokens:
         accumulated = arguments.gradient_accumulation_steps
-        tokens, reason = default_batch(settings, machine.device, accumulated, facts.pairs)
+        tokens, reason = default_batch(settings, arguments.device.type, accumulated, facts.pairs)
     settings = replace(settings, max_tokens_per_batch=tokens)
     plan = RunPlan(settings, arguments, config, facts, checkpoint, decisions, reason)
     # A start that is scored again on resuming would be another evaluation of that update.
     arguments.eval_on_start = (arguments.eval_on_start or plan.with_start) and not checkpoint
     return plan
+
+
+def with_decisions(
+    decisions: Collection[Decision],
+    settings: TrainSettings,
+    arguments: TrainingArguments,
+    given: Collection[str],
+) -> TrainSettings:
+    """Settings with the decisions.
+
+    Args:
+        decisions: Choices of the rules.
+        settings: Settings of the user, and defaults.
+        arguments: Trainer's arguments, which get their decisions, and the defaults that follow.
+        given: Names of the options that the user gave.
+    """
+    ours: dict[str, Any] = {}
+    trainers: dict[str, Any] = {}
+    for decision in decisions:
+        if decision.option == "dropout":
+            ours["config"] = [*settings.config, f"dropout={decision.value}"]
+        elif hasattr(settings, decision.option):
+            ours[decision.option] = decision.value
+        else:
+            trainers[decision.option] = decision.value
+    if "eval_steps" in trainers:
+        # Each evaluation is of a checkpoint.
+        trainers["save_steps"] = trainers["eval_steps"]
+    # `data` has been joined with the paths already.
+    decided = replace(settings, **ours)
+    values = {name: getattr(arguments, name) for name in given if hasattr(arguments, name)}
+    before = consistent_defaults(recipe(settings), values)
+    for name, value in consistent_defaults(recipe(decided) | trainers, values).items():
+        if name not in given and value != before.get(name):
+            setattr(arguments, name, value)
+    return decided
 
 
 def with_tokens(plan: RunPlan, tokens: int) -> RunPlan:
@@ -194,25 +218,6 @@ def _check_positions(longest: int, last: float) -> None:
             f"tokens. Give --max_length {last}, or, for a new model, more positions: --config "
             "max_position_embeddings=N."
         )
-
-
-def with_precision(
-    arguments: Seq2SeqTrainingArguments,
-    machine: Machine,
-    previous: Mapping[str, Any],
-    given: Collection[str],
-) -> Seq2SeqTrainingArguments:
-    """A copy of the arguments; bf16 is on where a CPU multiplies faster in it.
-
-    A resumed run keeps what it began with: a busy machine might measure otherwise.
-    """
-    arguments = copy.copy(arguments)
-    is_chosen = {"bf16", "fp16"} & set(given) or arguments.bf16 or arguments.fp16
-    if machine.device == "cpu" and not is_chosen:
-        recorded = previous.get("arguments", {})
-        arguments.bf16 = recorded.get("bf16", machine.bf16_is_faster)
-        arguments.mixed_precision = "bf16" if arguments.bf16 else arguments.mixed_precision
-    return arguments
 
 
 def _choose_metric(arguments: Seq2SeqTrainingArguments, facts: Facts) -> None:

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainingArguments
 
 from vanilla_transformer_tools.files import checksum, checksum_of_all
@@ -18,6 +17,7 @@ from vanilla_transformer_tools.saved_folder import RUN_FILE
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.sharing.privacy import clean_record
 from vanilla_transformer_tools.training.checkpoints import update_of
+from vanilla_transformer_tools.training.machine import hardware
 from vanilla_transformer_tools.training.plan import RunPlan
 
 _PACKAGES = (
@@ -72,15 +72,6 @@ _ARGUMENTS_THAT_MAY_CHANGE = (
     "save_",
     "trackio_",
 )
-
-
-def hardware(device: torch.device) -> str:
-    """Human-readable name of the devices that a run on `device` uses."""
-    if device.type == "cuda":
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    if device.type == "mps":
-        return f"Apple GPU, {platform.processor()}"
-    return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
 
 
 def record_of(plan: RunPlan, previous: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,8 @@ from vanilla_transformer_tools.progress import bar_on_terminal, duration
 from vanilla_transformer_tools.settings import VALIDATION
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
-from vanilla_transformer_tools.training.options import dtype_of_products
+from vanilla_transformer_tools.training.machine import dtype_of_products, hardware
 from vanilla_transformer_tools.training.ranking import metric_of
-from vanilla_transformer_tools.training.record import hardware
 from vanilla_transformer_tools.training.schedule import Schedule
 from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 

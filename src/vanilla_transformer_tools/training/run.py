@@ -25,14 +25,14 @@ from vanilla_transformer_tools.training.build import build
 from vanilla_transformer_tools.training.checkpoints import check_free, find_checkpoint, opened_run
 from vanilla_transformer_tools.training.corpus import look_at
 from vanilla_transformer_tools.training.finish import finished, results, save_folder
-from vanilla_transformer_tools.training.options import bf16_is_faster_on_cpu
-from vanilla_transformer_tools.training.plan import Machine, RunPlan, plan_run, with_precision
+from vanilla_transformer_tools.training.machine import training_speed, with_precision
+from vanilla_transformer_tools.training.minutes import look
+from vanilla_transformer_tools.training.plan import RunPlan, plan_run
 from vanilla_transformer_tools.training.record import record_of
 from vanilla_transformer_tools.training.reports import JsonLinesLog, summary
 from vanilla_transformer_tools.training.rules import check_settings
 from vanilla_transformer_tools.training.schedule import Schedule, interrupts_stop
 from vanilla_transformer_tools.training.start import Start, load_start
-from vanilla_transformer_tools.training.stats import measure
 
 
 def train(
@@ -102,17 +102,15 @@ def decide(
 ) -> RunPlan:
     """The plan of a run, from what text, machine and an earlier part of the run show."""
     previous = read_run(arguments.output_dir) if checkpoint else {}
-    is_cpu = arguments.device.type == "cpu"
-    machine = Machine(arguments.device.type, is_cpu and not previous and bf16_is_faster_on_cpu())
+    arguments = with_precision(arguments, previous, given)
     stats = None
     if settings.minutes is not None and not checkpoint:
-        precise = with_precision(arguments, machine, previous, given)
-        stats = measure(settings.minutes, precise, corpus.filtered.kept)
+        speed = training_speed(arguments)
+        stats = look(settings.minutes, speed, arguments, corpus.filtered.kept)
     return plan_run(
         settings,
         arguments,
         look_at(corpus, settings, previous),
-        machine=machine,
         stats=stats,
         start=start,
         checkpoint=checkpoint,
