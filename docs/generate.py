@@ -157,7 +157,9 @@ def command_line() -> str:
                 lines.append(f"- As in [{first}](#{first}): {', '.join(names)}")
             if actions:
                 lines.append("")
-        lines += ["```text", (parser.epilog or "").rstrip(), "```", ""]
+        # The guides have examples.
+        said = re.split(r"^examples?:$", parser.epilog or "", flags=re.MULTILINE)[0].strip()
+        lines += ["```text", said, "```", ""] if said else []
         sections.append("\n".join(lines))
     return "\n".join(sections) + "\n"
 
@@ -344,6 +346,7 @@ ADDRESSED = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CITATION.cff",
+    "docs/install.md",
     "docs/share.md",
     "examples/from_text_to_model.ipynb",
     "examples/fine_tune_imported_model.ipynb",

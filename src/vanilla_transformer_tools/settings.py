@@ -110,8 +110,9 @@ TARGET_LANGUAGE = (
     "pretrained model. Default: the one with which the model begins its outputs, if it has one."
 )
 _SPLIT_SENTENCES = (
-    "Translates each sentence of a line separately and keeps the white space between. A model "
-    "that was trained on single sentences leaves out most of a line of several."
+    "Translates each sentence of a line separately: a model that was trained on single sentences "
+    "leaves out most of a longer line. Default: on if the training lines were single sentences, "
+    "as run.json of the model says."
 )
 DTYPE = (
     "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that computes "
@@ -152,17 +153,17 @@ class TrainSettings:
     )
     target_column: str = _data("Column of the target text.", "target")
     tag_column: str | None = _data(
-        "Column with the target language of each pair, such as de, for a multilingual model: each "
-        "source then begins with a token for that language (Johnson et al. 2017). In .tsv files, "
-        "any name means the third column."
+        "Column with the target language of each pair, such as de: each source then begins with a "
+        "token for that language (Johnson et al. 2017). In .tsv files, any name means the third "
+        "column."
     )
     dataset_config: str | None = _data("Configuration of a Hub dataset, such as de-en.")
     train_split: str = _data("Split of a dataset that --train reads.", "train")
     validation_split: str = _data("Split of a dataset that --validation reads.", "validation")
     streaming: bool = _data(
         "Reads --train during training and stores none of it: for corpora larger than the disk. "
-        "Needs --max_steps; saves and evaluates every --save_steps and --eval_steps updates, 1,000 "
-        "by default. Pairs are shuffled in a buffer only, so shuffle a sorted corpus first.",
+        "Needs --max_steps; saves and evaluates every 1,000 updates by default. Shuffle a sorted "
+        "corpus first.",
         False,
     )
     shuffle_buffer: int = _data(
@@ -275,10 +276,9 @@ class TrainSettings:
         0.0,
     )
     optimizer: Literal["adam", "muon"] = _updates(
-        "adam: that of --optim, which is Adam, for all parameters. muon: Muon (Jordan et al. 2024) "
-        "for the matrices of the layers, and Adam for norms, biases and, with twice the rate, "
-        "tables. A new model's sublayers begin with outputs of zero, and its --weight_decay, which "
-        "is for the matrices alone, is 0.5 by default.",
+        "adam: the optimizer of --optim, Adam, for all parameters. muon: Muon (Jordan et al. "
+        "2024) for the matrices of the layers, Adam for the rest; --weight_decay is then for the "
+        "matrices alone, and 0.5 by default.",
         "adam",
     )
     moving_average: float | None = _updates(
@@ -286,16 +286,15 @@ class TrainSettings:
         "evaluated at the end, and saved if it is better. Default: no moving average."
     )
     average_last: int | None = _updates(
-        "Number of last checkpoints to average (section 6.1 of the paper) and to keep, with the "
-        "best one; 1: no averaging. With --validation, the average is saved unless both its score "
-        "and its loss are worse than the best checkpoint's. Without --validation, "
-        "checkpoints are averaged only if this is given. Default: 5."
+        "Number of last checkpoints to keep and to average (section 6.1 of the paper); 1: no "
+        "averaging. The average is saved unless both its score and its loss are worse than the "
+        "best checkpoint's; without --validation, only if this option is given. Default: 5."
     )
     minutes: float | None = _length(
-        "Minutes for the whole run. Tokenizer, size, batches, dropout, learning rate and the rest "
-        "are chosen by the data and by the speed of the machine, each with a line that says why, "
-        "unless they are given; the learning rate falls with the time and ends with it at 0. "
-        "Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and --max_minutes."
+        "Minutes for the whole run. All settings that are not given are chosen by the data and by "
+        "the speed of the machine, each with a line that says why; the learning rate reaches 0 at "
+        "the end. Instead of --max_steps, --num_train_epochs, --lr_scheduler_type and "
+        "--max_minutes."
     )
     max_minutes: float | None = _length(
         "Minutes after which training ends, evaluates, and keeps the best checkpoint. Default: no "
@@ -312,9 +311,8 @@ class TrainSettings:
     )
     source_language: str | None = _tuning(f"For --init_from and --tokenizer. {SOURCE_LANGUAGE}")
     target_language: str | None = _tuning(
-        "Target language of all pairs, for the models of --init_from and --tokenizer that know "
-        "several. A model with language codes (NLLB, M2M100) then translates into it by default; "
-        "one with tags still needs --target_language when it translates."
+        "Target language of all pairs, for models of --init_from and --tokenizer that know "
+        "several. A model with language codes (NLLB, M2M100) then translates into it by default."
     )
     freeze: list[str] = _tuning(
         "Parts of the model of --init_from that stay as they are: encoder, decoder (layers and "
@@ -393,9 +391,9 @@ class SearchSettings:
         action=BooleanOptionalAction,
     )
     copy_without_letters: bool | None = _search(
-        "Copies text without letters, such as 12:30 or -, from which a model of sentences makes "
-        "something up. Default: on if run.json of the model says that its training lines were "
-        "single sentences and at most one in a hundred had no letter.",
+        "Copies text without letters, such as 12:30 or -. Default: on if, as run.json of the "
+        "model says, its training lines were single sentences, and at most one in a hundred had "
+        "no letter.",
         action=BooleanOptionalAction,
     )
     trust_remote_code: bool = _model(TRUST_REMOTE_CODE, False)

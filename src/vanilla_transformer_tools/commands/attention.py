@@ -61,9 +61,9 @@ class AttentionSettings:
     )
     head: int | None = _picture("Head to show first, counted from 1. Default: mean of all.")
     alignments: list[str] | None = _alignments(
-        "Aligns the words of two parallel files, source and target, by cross-attention, and does "
-        "nothing else; without a target file, aligns the model's translations. Writes one line of "
-        "links for each pair, such as 0-0 1-2: source-target, counted from 0.",
+        "Aligns the words of two parallel files, source and target, by cross-attention; without a "
+        "target file, aligns the model's translations. Writes a line of links for each pair, such "
+        "as 0-0 1-2: source-target, counted from 0.",
         nargs="+",
         metavar="FILE",
     )

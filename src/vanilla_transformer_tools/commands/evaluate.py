@@ -75,10 +75,9 @@ class EvaluateSettings(SearchSettings):
         "same settings."
     )
     metrics: list[str] = option(
-        "Scores to compute. For spelling to phonemes: wer, the percentage of lines with a wrong "
-        "token, and per, edits per 100 reference tokens. For code: codexglue_bleu, the smoothed "
-        "BLEU of CodeXGLUE. These three separate tokens at blanks. COMET needs an environment of "
-        "its own, see docs/evaluate.md.",
+        "Scores to compute. wer: percentage of lines with a wrong token, and per: edits per 100 "
+        "reference tokens, both for spelling to phonemes; codexglue_bleu: the smoothed BLEU of "
+        "CodeXGLUE. These three separate tokens at blanks. For COMET see docs/evaluate.md.",
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
     )

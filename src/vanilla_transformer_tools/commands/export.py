@@ -54,10 +54,10 @@ class ExportSettings:
         "pegasus",
         "plbart",
     ] = option(
-        "Runtime to export for: CTranslate2, which `translate --engine ctranslate2` uses, or ONNX "
-        "Runtime, with the names of Optimum and transformers.js; or, for folders that load "
-        "without this package, a class of Transformers. Models with the default switches fit "
-        "pegasus, with --config pre_norm=false marian.",
+        "CTranslate2, which `translate --engine ctranslate2` uses; ONNX Runtime, with the names "
+        "of Optimum and transformers.js; or a class of Transformers, for folders that load "
+        "without this package: models with the default switches fit pegasus, with --config "
+        "pre_norm=false marian.",
         "ctranslate2",
     )
     quantization: (
