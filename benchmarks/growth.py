@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, trainer
 
+from figures import new_figure, save_figure
 from lab import Report, benchmark_parser, process_memory
 from vanilla_transformer_tools.commands.train import train
-from vanilla_transformer_tools.figures import new_figure, save_figure
 
 RUNS = ("first", "cached", "resumed")
 COLUMNS = ("pairs", "first update, s", "memory, GB", "from the cache, s", "resumed, s")

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 
+from figures import new_figure, save_figure
 from lab import Report, benchmark_parser
 from peers import (
     FAILED,
@@ -40,7 +41,6 @@ from peers import (
     prepare,
     pythons_of,
 )
-from vanilla_transformer_tools.figures import new_figure, save_figure
 from vanilla_transformer_tools.files import read_lines
 
 OURS = "vanilla_transformer"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from figures import new_figure, save_figure
 from lab import Report, benchmark_parser, take_turns
 from vanilla_transformer import VanillaTransformerConfig, layers_vanilla_transformer
-from vanilla_transformer_tools.figures import new_figure, save_figure
 
 STYLES = {"equation (1)": "ko", "whole layer": "k^", "self-attention, n² d": "k-"}
 STYLES |= {"recurrent, n d²": "--", "convolutional, k n d²": "-.", "restricted, r n d": ":"}

@@ -15,7 +15,7 @@ PLAN = (
     (PLUGIN,),
     (TOOLS, f"{TOOLS}.compression", f"{TOOLS}.progress", f"{TOOLS}.search"),
     (f"{TOOLS}.settings", f"{TOOLS}.files", f"{TOOLS}.threads"),
-    (f"{TOOLS}.figures", f"{TOOLS}.saved_folder"),
+    (f"{TOOLS}.saved_folder",),
     (f"{TOOLS}.text",),
     (f"{TOOLS}.interop",),
     (f"{TOOLS}.translation", f"{TOOLS}.evaluation", f"{TOOLS}.sharing"),

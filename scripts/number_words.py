@@ -21,7 +21,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,20 +57,6 @@ class _Language:
 _GERMAN = _Language(dict(zip(_NUMBERS, _GERMAN_WORDS.split(), strict=True)), "und", True)
 _ENGLISH = _Language(dict(zip(_NUMBERS, _ENGLISH_WORDS.split(), strict=True)), "-", False)
 
-_JOINT = "joint"
-
-
-@dataclass(frozen=True)
-class NumberPart:
-    """Part of a spelled number, such as "forty".
-
-    Its meaning, the digit or group that it spells, is the same in both languages and unique within
-    a number; the "joint" of a group is the part between units and tens.
-    """
-
-    text: str
-    meaning: tuple[str, str]
-
 
 class DigitScore(NamedTuple):
     """Predictions that equal their reference, among numbers with as many digits."""
@@ -85,40 +71,26 @@ def german(number: int) -> str:
 
     Hundreds and thousands always carry their count: "einhundert", "eintausend".
     """
-    return "".join(part.text for part in german_parts(number))
+    return "".join(german_parts(number))
 
 
 def english(number: int) -> str:
     """English words for a number, such as "twenty-one thousand one hundred five"."""
-    words = " ".join(part.text for part in english_parts(number))
+    words = " ".join(english_parts(number))
     return words.replace(f" {_ENGLISH.joint} ", _ENGLISH.joint)
 
 
-def german_parts(number: int) -> list[NumberPart]:
+def german_parts(number: int) -> list[str]:
     """Parts of the German word, such as "fünf", "und", "vierzig"; see `german`."""
     parts = _parts(number, _GERMAN)
-    if parts[-1].text == _GERMAN.words[1]:
-        parts[-1] = replace(parts[-1], text="eins")
+    if parts[-1] == _GERMAN.words[1]:
+        parts[-1] = "eins"
     return parts
 
 
-def english_parts(number: int) -> list[NumberPart]:
+def english_parts(number: int) -> list[str]:
     """Parts of the English words, such as "forty", "-", "five"; see `english`."""
     return _parts(number, _ENGLISH)
-
-
-def gold_alignment(number: int) -> str:
-    """Links between the parts of a number, as pairs of their places.
-
-    Parts with the same meaning have a sure link. "und" and the hyphen, which join units and tens,
-    have only a possible one, because they do not translate each other.
-    """
-    return " ".join(
-        f"{source}{'?' if part.meaning[1] == _JOINT else '-'}{target}"
-        for source, part in enumerate(german_parts(number))
-        for target, other in enumerate(english_parts(number))
-        if part.meaning == other.meaning
-    )
 
 
 def write_corpus(
@@ -133,8 +105,7 @@ def write_corpus(
 
     Line i of the two files is the same number; `test.numbers` holds the test split's numbers as
     digits. No number occurs twice, within a split or across splits. `test.parts.de` and
-    `test.parts.en` have blanks between the parts of each number, and `test.alignment` the links
-    between them, see `gold_alignment`.
+    `test.parts.en` have blanks between the parts of each number.
 
     Half of each split is drawn log-uniformly over the range, so that short numbers occur, and the
     other half uniformly, from the split's own pool: for each number of digits, the test pool has
@@ -166,9 +137,8 @@ def write_corpus(
         if split == "test":
             contents[folder / f"{split}.numbers"] = map(str, numbers)
             for language, parts in (("de", german_parts), ("en", english_parts)):
-                lines = [" ".join(part.text for part in parts(number)) for number in numbers]
+                lines = [" ".join(parts(number)) for number in numbers]
                 contents[folder / f"{split}.parts.{language}"] = lines
-            contents[folder / f"{split}.alignment"] = map(gold_alignment, numbers)
     return [write_lines(path, lines) for path, lines in contents.items()]
 
 
@@ -192,7 +162,7 @@ def exact_match_by_digits(
     return [DigitScore(digits, exact[digits], lines[digits]) for digits in sorted(lines)]
 
 
-def _parts(number: int, language: _Language, group: str = "") -> list[NumberPart]:
+def _parts(number: int, language: _Language) -> list[str]:
     if not 0 <= number <= LARGEST_NUMBER:
         raise ValueError(
             f"`number` must be between 0 and {LARGEST_NUMBER}, got {number}. "
@@ -201,17 +171,12 @@ def _parts(number: int, language: _Language, group: str = "") -> list[NumberPart
     for unit in (1000, 100):
         count, rest = divmod(number, unit)
         if count:
-            counted = _parts(count, language, f"{group} {unit}")
-            counted.append(NumberPart(language.words[unit], (group, str(unit))))
-            return counted + (_parts(rest, language, group) if rest else [])
+            counted = [*_parts(count, language), language.words[unit]]
+            return counted + (_parts(rest, language) if rest else [])
     if number in language.words:
-        return [NumberPart(language.words[number], (group, "tens" if number >= 20 else "units"))]
+        return [language.words[number]]
     units = number % 10
-    parts = [
-        NumberPart(language.words[number - units], (group, "tens")),
-        NumberPart(language.joint, (group, _JOINT)),
-        NumberPart(language.words[units], (group, "units")),
-    ]
+    parts = [language.words[number - units], language.joint, language.words[units]]
     return parts[::-1] if language.has_units_first else parts
 
 

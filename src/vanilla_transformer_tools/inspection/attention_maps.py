@@ -34,8 +34,6 @@ TITLES: dict[AttentionKind, str] = {
 }
 
 BLANK = "␣"
-# Joiners shape the characters beside them.
-_JOINERS = "\u200c\u200d"
 _LONGEST_CHARACTER = 4
 _TEMPLATE = "attention_page.html"
 _PLACE = ">DATA<"
@@ -180,26 +178,17 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
 def token_labels(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], side: str = "target"
 ) -> tuple[str, ...]:
-    """`labels_of_tokens` of the tokens with these ids.
-
-    Args:
-        tokenizer: The one that made the ids.
-        ids: Token ids of one text.
-        side: `source` or `target`, for tokenizers with two vocabularies.
-    """
-    return labels_of_tokens(tokenizer, speller(tokenizer, side)(ids))
-
-
-def labels_of_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> tuple[str, ...]:
     r"""Human-readable tokens.
 
     Blanks become ␣. Bytes that form a character together are named after it, with their number,
     such as `é 1/2`. Other invisible characters are written as in Python, such as `\t`.
 
     Args:
-        tokenizer: The one that made the tokens.
-        tokens: Tokens of one text.
+        tokenizer: The one that made the ids.
+        ids: Token ids of one text.
+        side: `source` or `target`, for tokenizers with two vocabularies.
     """
+    tokens = speller(tokenizer, side)(ids)
     decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
     in_bytes = isinstance(decoder, decoders.ByteLevel)
     special = set(tokenizer.all_special_tokens)
@@ -247,12 +236,10 @@ def _byte_of_character() -> dict[str, int]:
 
 
 def _readable(text: str) -> str:
-    if all(character in _JOINERS for character in text):
-        return ascii(text)[1:-1]
     # A combining mark would attach to the character before it.
-    if unicodedata.category(text[0]).startswith("M"):
+    if text and unicodedata.category(text[0]).startswith("M"):
         text = "◌" + text
-    shown = (one if one.isprintable() or one in _JOINERS else ascii(one)[1:-1] for one in text)
+    shown = (one if one.isprintable() else ascii(one)[1:-1] for one in text)
     return "".join(shown).replace(" ", BLANK)
 
 
