@@ -68,7 +68,10 @@ def build_page(model: str) -> gr.Blocks:
         if examples:
             gr.Examples(examples, text, label="Examples")
         button = gr.Button("Translate", variant="primary")
-        table = gr.Dataframe(headers=["translation", "score"], wrap=True, label="Translations")
+        # Both columns fit a phone.
+        table = gr.Dataframe(
+            headers=["translation", "score"], column_widths=["75%", "25%"], wrap=True
+        )
         gr.Markdown("The score is the log-probability per token, with the length penalty.")
         maps = gr.Button("Show attention")
         frame = gr.HTML()
