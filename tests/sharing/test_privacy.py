@@ -11,7 +11,6 @@ import pytest
 
 from vanilla_transformer_tools.sharing.privacy import (
     MASK,
-    Disclosure,
     clean_record,
     find_disclosures,
 )
@@ -148,7 +147,7 @@ def test_numbers_and_none_are_kept_and_the_record_given_is_not_changed():
     ],
 )
 def test_disclosure_is_found_with_its_line(text, what):
-    assert find_disclosures(f"first\nsecond\nin '{text}' \n") == [Disclosure(3, what)]
+    assert find_disclosures(f"first\nsecond\nin '{text}' \n") == [(3, what)]
 
 
 WORD = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zAbCdEfGhIjKlMnOpQrStUvWxYz0123456789" * 2
@@ -175,7 +174,7 @@ def test_secret_of_a_provider_is_found_and_masked(kind):
     found = find_disclosures(f"first\n{secret}\n")
     masked = cleaned_command(f"see {secret} here")[0]
 
-    assert {disclosure.line for disclosure in found} == {2}
+    assert {line for line, _ in found} == {2}
     assert secret not in str(found)
     assert MASK in masked
     assert not any(part in masked for part in (WORD[:20], WORD[-20:], "sesame"))
@@ -210,7 +209,7 @@ def test_secret_of_the_environment_is_found_and_named_by_its_variable(monkeypatc
     monkeypatch.setenv("WANDB_API_KEY", "open sesame")
 
     assert find_disclosures("\nwith open sesame.\nopen sesames") == [
-        Disclosure(2, "the value of WANDB_API_KEY")
+        (2, "the value of WANDB_API_KEY")
     ]
 
 
@@ -232,7 +231,7 @@ def test_ordinary_text_discloses_nothing(text):
 def test_all_disclosures_are_found_in_the_order_of_lines():
     text = f"/home/jo\n{HUB_TOKEN} /home/jo /home/jo\n/Users/jo"
 
-    assert [found.line for found in find_disclosures(text)] == [1, 2, 2, 3]
+    assert [line for line, _ in find_disclosures(text)] == [1, 2, 2, 3]
     assert HUB_TOKEN not in str(find_disclosures(text))
 
 
@@ -241,8 +240,8 @@ def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypat
     words = ["▁/home/jo", "▁sesame▁", "scheme://[user:passwd@]proxy", HUB_TOKEN]
     text = json.dumps(words, indent=0, ensure_ascii=False).removeprefix("[\n")
 
-    assert find_disclosures(text, is_vocabulary=True) == [Disclosure(4, "a token of the Hub")]
-    assert [found.line for found in find_disclosures(text)] == [1, 2, 4]
+    assert find_disclosures(text, is_vocabulary=True) == [(4, "a token of the Hub")]
+    assert [line for line, _ in find_disclosures(text)] == [1, 2, 4]
 
 
 def test_root_and_no_home_at_all_are_no_disclosure(monkeypatch):

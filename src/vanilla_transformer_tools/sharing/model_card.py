@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -59,17 +58,9 @@ def read_results(folder: Path) -> dict[str, Any]:
     """The scores of each test set that a folder holds so far.
 
     Raises:
-        ValueError: If its results.json holds something else.
+        ValueError: If its results.json is damaged.
     """
-    file = folder / RESULTS_FILE
-    results = _load(file)
-    for name, scores in results.items():
-        if not (isinstance(scores, dict) and isinstance(scores.get("lines"), int)):
-            raise ValueError(
-                f"{str(file)!r} must hold an object of scores for each test set, with the number "
-                f"of `lines`, got {scores!r:.60} for {name!r}. Correct it or take it out."
-            )
-    return results
+    return _load(folder / RESULTS_FILE)
 
 
 def forget_results(folder: Path) -> None:
@@ -96,61 +87,39 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
     card = _filled_template(folder, folder.resolve().name, read_results(folder))
     if file.exists():
         try:
-            card = _updated(read_card(file), card, forgotten)
+            card = _updated(ModelCard.load(file), card, forgotten)
         except (ValueError, yaml.YAMLError) as error:
             logger.warning("%s stays as it is: %s", file, error)
             return
-    write_card(file, card)
+    with written_whole(file) as temporary:
+        card.save(temporary)
 
 
-def with_example_for(card: str, repo_id: str) -> str:
-    """The card with examples that load a repository, where our own section has some."""
+def name_repository(folder: Path, repo_id: str) -> None:
+    """Makes the examples in our own section of a card load a repository instead of a folder."""
+    file = folder / CARD_FILE
+    card = file.read_bytes().decode("utf-8")
     called = re.compile(r'(from_pretrained\(|--model )"[^"]*"')
-    return _SECTION.sub(lambda section: called.sub(rf'\1"{repo_id}"', section[0]), card)
-
-
-def read_card(file: Path) -> str:
-    """The text with its own line ends.
-
-    Raises:
-        ValueError: If it is not UTF-8.
-    """
-    try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{str(file)!r} must be UTF-8: {error}. Convert it first, for example: "
-            "iconv -f WINDOWS-1252 -t UTF-8 old.md > README.md"
-        ) from error
-
-
-def write_card(file: Path, card: str) -> None:
-    """Writes a card, whole or not at all, with its own line ends."""
+    card = _SECTION.sub(lambda section: called.sub(rf'\1"{repo_id}"', section[0]), card)
     with written_whole(file) as temporary:
         temporary.write_bytes(card.encode("utf-8"))
 
 
-def _updated(card: str, fresh: str, forgotten: Collection[tuple[str, str]]) -> str:
+def _updated(
+    card: ModelCard, fresh: ModelCard, forgotten: Collection[tuple[str, str]]
+) -> ModelCard:
     """A card with the marked sections and the scores of a fresh one, without forgotten scores."""
-    sections = {section[1]: section[0] for section in _SECTION.finditer(fresh)}
-    line_end = "\r\n" if "\r\n" in card else "\n"
-    card = card.replace("\r\n", "\n")
-    if not _SECTION.search(card):
+    if not _SECTION.search(card.text):
         raise ValueError(
             "it has none of the marks between which scores are written. Delete or rename it to "
             "have a card written."
         )
-    card = _SECTION.sub(lambda section: sections.get(section[1], section[0]), card)
-    if REGEX_YAML_BLOCK.search(card):
-        card = _with_scores(ModelCard(card), cast(ModelCardData, ModelCard(fresh).data), forgotten)
-    return card.replace("\n", line_end)
-
-
-def _with_scores(
-    card: ModelCard, ours: ModelCardData, forgotten: Collection[tuple[str, str]]
-) -> str:
-    """A card whose metadata has our scores, followed by those that a person added."""
-    theirs = cast(ModelCardData, card.data)
+    sections = {section[1]: section[0] for section in _SECTION.finditer(fresh.text)}
+    line_end = "\r\n" if "\r\n" in card.text else "\n"
+    card.text = _SECTION.sub(
+        lambda section: sections.get(section[1], section[0]).replace("\n", line_end), card.text
+    )
+    theirs, ours = cast(ModelCardData, card.data), cast(ModelCardData, fresh.data)
     results = list(ours.eval_results or [])
     known = {(one.dataset_name, one.metric_type) for one in results} | {*forgotten}
     results += [
@@ -161,7 +130,7 @@ def _with_scores(
     theirs.metrics = list(dict.fromkeys([*metrics, *(ours.metrics or [])])) or None
     theirs.eval_results = results or None
     theirs.model_name = theirs.model_name or ours.model_name
-    return str(card)
+    return card
 
 
 def _signed(results: dict[str, Any]) -> list[tuple[str, str]]:
@@ -179,7 +148,7 @@ def _load(file: Path) -> dict[str, Any]:
     return read_object(file) if file.exists() else {}
 
 
-def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
+def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> ModelCard:
     """The card that a model of this name gets in a folder without one."""
     config, run = (_load(folder / file) for file in (CONFIG_NAME, RUN_FILE))
     settings = run.get("settings", {})
@@ -212,7 +181,7 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
         ]
         or None,
     )
-    card = ModelCard.from_template(
+    card: ModelCard = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         name=name,
@@ -225,4 +194,5 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> str:
         titles=METRIC_TITLES,
         target_folder=TARGET_FOLDER if (folder / TARGET_FILES[0]).exists() else None,
     )
-    return str(card).rstrip("\n") + "\n"
+    card.text = card.text.rstrip("\n") + "\n"
+    return card

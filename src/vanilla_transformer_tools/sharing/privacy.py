@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -54,19 +53,6 @@ _FOLDERS = re.compile(
 _HUB_FIELDS = {"dataset_tags", "hub_model_id"}
 
 
-@dataclass(frozen=True)
-class Disclosure:
-    """Something in a file that should not be shared.
-
-    Attributes:
-        line: Of the file, counted from 1.
-        what: In words, without the secret itself.
-    """
-
-    line: int
-    what: str
-
-
 def clean_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a run as it may be shared: secrets masked, paths cut down to names.
 
@@ -80,18 +66,17 @@ def clean_record(record: Mapping[str, Any]) -> dict[str, Any]:
     for path in checksums:
         same = sum(_name(earlier) == _name(path) for earlier in names)
         names[path] = _name(path) + f" ({same + 1})" * (same > 0)
-    cleaner = _Cleaner(names, list(_secret_values()))
-    cleaned = {key: cleaner.clean(value, key) for key, value in record.items()}
+    cleaned = {key: _cleaned(value, key, names) for key, value in record.items()}
     if checksums:
         cleaned["sha256"] = {names[path]: checksum for path, checksum in checksums.items()}
     return cleaned
 
 
-def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosure]:
-    """Secrets and home directories in the text of a file, by line.
+def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[tuple[int, str]]:
+    """Secrets and home directories in the text of a file: lines from 1, and words without them.
 
     Args:
-        text: Of the file.
+        text: Content of the file.
         is_vocabulary: Whether it holds pieces of the training text and no paths: then only what
             cannot be an ordinary word counts.
     """
@@ -111,8 +96,7 @@ def find_disclosures(text: str, *, is_vocabulary: bool = False) -> list[Disclosu
             if not all(map(is_templated_secret, values)):
                 found.add((start, "a value of a secret"))
             start += len(line)
-    disclosures = {Disclosure(text.count("\n", 0, start) + 1, what) for start, what in found}
-    return sorted(disclosures, key=lambda disclosure: (disclosure.line, disclosure.what))
+    return sorted({(text.count("\n", 0, start) + 1, what) for start, what in found})
 
 
 @cache
@@ -149,51 +133,36 @@ def _masked(text: str) -> str:
     return "".join([*parts, text[end:]])
 
 
-@dataclass(frozen=True)
-class _Cleaner:
-    """Cleans the values of a record; `names` replace the paths of data."""
+def _cleaned(value: Any, field: str, names: Mapping[str, str]) -> Any:
+    """A value of the field of that name; `names` replace the paths of data."""
+    if isinstance(value, Mapping):
+        return {key: _cleaned(inner, key, names) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        # The value after an option for a secret is one.
+        options = [isinstance(word, str) and _SECRET_OPTION.fullmatch(word) for word in value]
+        return [
+            MASK if hides else _cleaned(word, field, names)
+            for hides, word in zip([None, *options], value, strict=False)
+        ]
+    if not isinstance(value, str) or value in names:
+        return names.get(value, value)
+    if value and _SECRET_FIELD.fullmatch(field):
+        return MASK
+    for _, secret in _secret_values():
+        value = re.sub(_whole(secret), MASK, value)
+    value = _SECRET_IN_JSON.sub(rf'\1"{MASK}"', _masked(value))
+    option, equals, argument = value.partition("=")
+    if not equals or not re.fullmatch(r"[\w-]+", option):
+        return value if field in _HUB_FIELDS else _without_folders(value)
+    if _SECRET_OPTION.fullmatch(option):
+        return f"{option}={MASK}"
+    return f"{option}={names.get(argument) or _without_folders(argument)}"
 
-    names: Mapping[str, str]
-    secrets: list[tuple[str, str]]
 
-    def clean(self, value: Any, field: str = "") -> Any:
-        """A value, of the field of that name."""
-        if isinstance(value, Mapping):
-            return {key: self.clean(inner, key) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            # The value after an option for a secret is one.
-            options = [isinstance(word, str) and _SECRET_OPTION.fullmatch(word) for word in value]
-            return [
-                MASK if hides else self.clean(word, field)
-                for hides, word in zip([None, *options], value, strict=False)
-            ]
-        if not isinstance(value, str):
-            return value
-        if value and _SECRET_FIELD.fullmatch(field):
-            return MASK
-        return self._text(value, is_path=field not in _HUB_FIELDS)
-
-    def _text(self, text: str, is_path: bool) -> str:
-        if text in self.names:
-            return self.names[text]
-        for _, secret in self.secrets:
-            text = re.sub(_whole(secret), MASK, text)
-        text = _SECRET_IN_JSON.sub(rf'\1"{MASK}"', _masked(text))
-        option, equals, argument = text.partition("=")
-        if not equals or not re.fullmatch(r"[\w-]+", option):
-            return self._path(text) if is_path else text
-        if _SECRET_OPTION.fullmatch(option):
-            return f"{option}={MASK}"
-        return f"{option}={self._path(argument)}"
-
-    def _path(self, text: str) -> str:
-        """Text without the folders of its paths."""
-        if text in self.names:
-            return self.names[text]
-        is_path = re.match(r"[\\/]|[A-Za-z]:[\\/]|~[\w.-]*[\\/]|\.{1,2}[\\/]", text)
-        if is_path or os.path.exists(text):
-            return _name(text)
-        return _FOLDERS.sub("", text)
+def _without_folders(text: str) -> str:
+    """Text without the folders of its paths."""
+    is_path = re.match(r"[\\/]|[A-Za-z]:[\\/]|~[\w.-]*[\\/]|\.{1,2}[\\/]", text)
+    return _name(text) if is_path or os.path.exists(text) else _FOLDERS.sub("", text)
 
 
 def _name(path: str) -> str:

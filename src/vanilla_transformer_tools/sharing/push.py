@@ -18,10 +18,7 @@ from vanilla_transformer_tools.saved_folder import (
 )
 from vanilla_transformer_tools.sharing.model_card import (
     is_ours,
-    read_card,
-    read_results,
-    with_example_for,
-    write_card,
+    name_repository,
     write_model_card,
 )
 from vanilla_transformer_tools.sharing.privacy import find_disclosures
@@ -81,13 +78,14 @@ def push(
             f"{str(folder)!r} must hold a vanilla Transformer, which the card describes, got a "
             f"model of another kind. Upload it with `hf upload {repo_id} {folder}`."
         )
-    check_token()
+    if get_token() is None:
+        raise LocalTokenNotFoundError(
+            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
+        )
     # A model that nobody could load is not uploaded.
     load_model(str(folder))
     TokenizerPair.from_pretrained(str(folder))
-    read_results(folder)
-    card_file = folder / CARD_FILE
-    if not card_file.exists():
+    if not (folder / CARD_FILE).exists():
         write_model_card(folder)
     names = _shared_files(folder)
     refuse_disclosures(folder, {name: _text_of(folder / name) for name in names})
@@ -95,7 +93,7 @@ def push(
     repository = api.create_repo(repo_id, private=private, exist_ok=True)
     if revision is not None:
         api.create_branch(repository.repo_id, branch=revision, exist_ok=True)
-    write_card(card_file, with_example_for(read_card(card_file), repository.repo_id))
+    name_repository(folder, repository.repo_id)
     # Asks the Hub about the card's metadata before it uploads anything.
     api.upload_folder(
         repo_id=repository.repo_id,
@@ -107,18 +105,6 @@ def push(
         revision=revision,
     )
     return str(repository)
-
-
-def check_token() -> None:
-    """Rejects an upload without a token.
-
-    Raises:
-        LocalTokenNotFoundError: If nobody is logged in.
-    """
-    if get_token() is None:
-        raise LocalTokenNotFoundError(
-            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
-        )
 
 
 def _shared_files(folder: Path) -> list[str]:
@@ -154,8 +140,8 @@ def refuse_disclosures(source: Path | str, texts: Mapping[str, str]) -> None:
         # It holds pieces of the training text, and nothing else that a user wrote.
         is_vocabulary = any(map(PurePosixPath(name).match, ("tokenizer.json", *VOCABULARY_FILES)))
         found += [
-            f"  {name}, line {one.line}: {one.what}"
-            for one in find_disclosures(text, is_vocabulary=is_vocabulary)
+            f"  {name}, line {line}: {what}"
+            for line, what in find_disclosures(text, is_vocabulary=is_vocabulary)
         ]
     if found:
         raise ValueError(
