@@ -330,10 +330,7 @@ class TrainSettings:
         DEFAULT_METRICS,
         choices=tuple(METRIC_TITLES),
     )
-    bleu_tokenize: str = _evaluation(
-        f"{BLEU_TOKENIZE} Where none fits all of them, chrF decides which checkpoint is best.",
-        "auto",
-    )
+    bleu_tokenize: str = _evaluation(BLEU_TOKENIZE, "auto")
     language: list[str] = _card(
         "Languages of the pairs for the model card, as ISO 639 codes, such as de en.", []
     )

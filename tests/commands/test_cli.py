@@ -12,6 +12,7 @@ import pytest
 
 from number_words import write_corpus
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
+from vanilla_transformer_tools.evaluation.swapped import SOURCE_WORDS, frequent_words
 from vanilla_transformer_tools.files import read_lines
 
 from .conftest import Outcome
@@ -87,7 +88,11 @@ def test_console_script_runs_the_command():
 
 def test_evaluate_prints_and_records_scores_with_their_signatures(run, copied_model, corpus):
     options = ["--num_beams", 4, "--length_penalty", 0.6, "--name", "numbers"]
+    words = frequent_words(list(read_lines(corpus / "test.en")))
+    (copied_model / "run.json").write_text(json.dumps({SOURCE_WORDS: words}))
     outcome = run("evaluate", "--model", copied_model, "--test", *pair(corpus, "test"), *options)
+
+    assert "Are the languages swapped? Frequent words of the training sources are" in outcome.err
 
     scores = json.loads((copied_model / "results.json").read_text())["numbers"]
     assert scores["lines"] == 25

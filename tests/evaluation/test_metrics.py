@@ -3,6 +3,7 @@ import math
 import sys
 from collections import Counter
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from vanilla_transformer_tools.evaluation.metrics import (
 )
 from vanilla_transformer_tools.settings import METRIC_TITLES
 
+ROOT = Path(__file__).parents[2]
 PREDICTIONS = ["A dog runs, quickly.", "Two men sit.", "The Cat sleeps on a mat."]
 REFERENCES = ["A dog is running, quickly.", "Two men sit.", "The cat sleeps on the mat."]
 
@@ -109,7 +111,26 @@ def test_metric_of_the_library_evaluate_gives_these_scores():
 
 
 def test_command_line_knows_all_metrics():
-    assert list(METRIC_TITLES) == list(METRICS)
+    assert list(METRIC_TITLES) == list(METRICS), "Add the title to METRIC_TITLES in settings.py."
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metric_is_described_and_has_a_test_of_its_definition(name):
+    page = (ROOT / "docs/evaluate.md").read_text("utf-8")
+    tests = Path(__file__).read_text("utf-8")
+    assert f"| `{name}` |" in page, f"Add a row for `{name}` to the table of docs/evaluate.md."
+    assert f"- `{name}`: " in metrics.score.__doc__, f"Define {name!r} in the docstring of score."
+    assert f'"{name}"' in tests, (
+        f"Add a test that computes {name!r} by its definition to this file."
+    )
+
+
+@pytest.mark.parametrize("name", ["exact_match_ci", "exact_match_signature"])
+def test_metric_cannot_be_called_as_a_field_of_another_one(monkeypatch, name):
+    monkeypatch.setitem(METRICS, name, METRICS["exact_match"])
+
+    with pytest.raises(ValueError, match=f"may not be called '{name}'"):
+        score()
 
 
 def test_metrics_are_computed_and_written_as_asked_and_in_that_order(many):

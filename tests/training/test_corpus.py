@@ -49,7 +49,11 @@ def test_text_is_looked_at():
     facts = look_at(corpus_of(sources), TrainSettings(), {})
 
     assert (facts.pairs, facts.inner_ends, facts.without_letter) == (100, 0.03, 0.02)
-    assert facts.record == {"lines_of_several_sentences": 0.03, "sources_without_letters": 0.02}
+    assert facts.record == {
+        "lines_of_several_sentences": 0.03,
+        "sources_without_letters": 0.02,
+        "frequent_source_words": ["Ja.", "Nein.", "42", "-"],
+    }
     assert look_at(corpus_of(sources), TrainSettings(streaming=True), {}).pairs is None
 
 

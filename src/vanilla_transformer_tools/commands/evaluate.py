@@ -125,6 +125,8 @@ def evaluate(argv: list[str]) -> None:
     if settings.against:
         other = _system(_like(system, settings), settings.against, test_set)
 
+    if not isinstance(system, list):
+        _warn_of_swapped(settings, test_set)
     texts = _translations(system, test_set)
     if settings.output:
         write_lines(Path(settings.output), texts)
@@ -144,6 +146,15 @@ def evaluate(argv: list[str]) -> None:
         options = _options(settings, test_set)
         comparisons = compare(texts, _translations(other, test_set), references, **options)
         print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
+
+
+def _warn_of_swapped(settings: EvaluateSettings, test_set: "_TestSet") -> None:
+    from vanilla_transformer_tools.evaluation.swapped import warning_of_swapped
+    from vanilla_transformer_tools.saved_folder import read_run
+
+    (first, *_), references = settings.model or [], [lines[0] for lines in test_set.references]
+    if warning := warning_of_swapped(test_set.sources, references, read_run(first)):
+        print(warning, file=sys.stderr)
 
 
 def _record(
@@ -202,7 +213,7 @@ def _system(
     settings: EvaluateSettings, path: str | None, test_set: "_TestSet"
 ) -> "list[str] | Translator":
     """Translations from a file, or a translator with the models of the settings."""
-    if path and _is_no_folder(path):
+    if path and Path(path).is_file():
         return _read(path, len(test_set.references))
     if test_set.tags:
         settings = replace(settings, target_language=test_set.tags[0])
@@ -248,7 +259,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
         parser.error(
             "--hypotheses holds translations: leave out --model, --output and --score_pairs"
         )
-    elif not _is_no_folder(settings.hypotheses):
+    elif not Path(settings.hypotheses).is_file():
         parser.error(f"--hypotheses: there is no file {settings.hypotheses!r}")
     if against := settings.against:
         if not settings.bootstrap:
@@ -269,11 +280,6 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
         read_results(folder)
         for name in (RESULTS_FILE, CARD_FILE):
             check_room(folder / name, "The scores of --model")
-
-
-def _is_no_folder(path: str) -> bool:
-    """Whether the path exists and is no folder: a file, or a pipe, which reading rejects."""
-    return Path(path).exists() and not Path(path).is_dir()
 
 
 def _results_folder(settings: EvaluateSettings) -> Path | None:

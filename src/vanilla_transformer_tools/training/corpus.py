@@ -1,5 +1,6 @@
 """What a run must know of its text: samples from all over it, and the facts that they show."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,11 @@ from vanilla_transformer_tools.evaluation.bleu_tokenizers import (
     BleuTokenizer,
     language_of_file,
     resolve,
+)
+from vanilla_transformer_tools.evaluation.swapped import (
+    SOURCE_WORDS,
+    frequent_words,
+    warning_of_swapped,
 )
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.filters import Corpus
@@ -25,6 +31,7 @@ from vanilla_transformer_tools.text.sentences import (
 # Number of lines in which those with several sentences are counted.
 _LINES = 10_000
 _BLEU = "bleu_tokenizer"
+logger = logging.getLogger(__name__)
 
 
 def sample(size: int, most: int) -> list[int]:
@@ -70,6 +77,7 @@ class Facts:
         inner_ends: Share of the sources that have more than one sentence.
         without_letter: Share of the sources without any letter.
         validation_pairs: Number of validation pairs.
+        source_words: Frequent words of the sources.
         bleu: BLEU's tokenizer for the validation pairs; None without any.
     """
 
@@ -77,12 +85,14 @@ class Facts:
     inner_ends: float
     without_letter: float
     validation_pairs: int = 0
+    source_words: tuple[str, ...] = ()
     bleu: BleuTokenizer | None = None
 
     @property
     def record(self) -> dict[str, Any]:
         """Facts in `run.json`."""
         facts: dict[str, Any] = {INNER_ENDS: self.inner_ends, WITHOUT_LETTER: self.without_letter}
+        facts |= {SOURCE_WORDS: list(self.source_words)} if self.source_words else {}
         return facts | ({_BLEU: asdict(self.bleu)} if self.bleu else {})
 
 
@@ -97,8 +107,12 @@ def look_at(corpus: Corpus, settings: TrainSettings, previous: Mapping[str, Any]
     pairs = corpus.filtered.kept
     lines = pairs.select(sample(len(pairs), _LINES))["source"][:]
     letters = list(map(has_letter, lines))
+    words = frequent_words(lines)
     bleu = None
     if corpus.validation is not None:
+        sources, references = corpus.validation["source"][:], corpus.validation["target"][:]
+        if warning := warning_of_swapped(sources, references, {SOURCE_WORDS: words}):
+            logger.warning("--validation: %s", warning)
         recorded = previous.get(_BLEU)
         bleu = BleuTokenizer(**recorded) if recorded else _choose_bleu(corpus.validation, settings)
     return Facts(
@@ -106,6 +120,7 @@ def look_at(corpus: Corpus, settings: TrainSettings, previous: Mapping[str, Any]
         round(sum(map(has_inner_end, lines)) / len(lines), 4),
         round(1 - sum(letters) / len(lines), 4),
         0 if corpus.validation is None else len(corpus.validation),
+        tuple(words),
         bleu,
     )
 

@@ -150,7 +150,7 @@ def plan_run(
     settings = with_decisions(decisions, settings, arguments, given)
     config = start.config if start.model and start.config else new_config(settings, start.config)
     _check_positions(settings.max_length, config.last_position)
-    _choose_metric(arguments, facts)
+    _choose_metric(arguments)
     known = previous.get("settings", {}).get("max_tokens_per_batch")
     tokens, reason = settings.max_tokens_per_batch or known, ""
     if not tokens:
@@ -220,12 +220,9 @@ def _check_positions(longest: int, last: float) -> None:
         )
 
 
-def _choose_metric(arguments: Seq2SeqTrainingArguments, facts: Facts) -> None:
-    """Sets the score that chooses checkpoints, chrF where no BLEU fits, and its direction."""
-    score = metric_of(arguments)
-    if score == "bleu" and facts.bleu and not facts.bleu.fits:
-        score = arguments.metric_for_best_model = "chrf"
-    if kind := METRICS.get(score):
+def _choose_metric(arguments: Seq2SeqTrainingArguments) -> None:
+    """Sets the direction of the score that chooses checkpoints."""
+    if kind := METRICS.get(metric_of(arguments)):
         arguments.greater_is_better = not kind.is_error_rate
 
 
