@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from torch import distributed
-from torch._utils import ExceptionWrapper
 
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
@@ -43,17 +42,6 @@ def test_process_group_ends_with_the_command():
     assert not distributed.is_initialized()
 
 
-def passed_on() -> ValueError:
-    """An error as a loader of torch passes it on from its process."""
-    try:
-        raise ValueError("Line 1 must have a target.\nValueError: it has none.")
-    except ValueError:
-        wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
-    with pytest.raises(ValueError, match="in DataLoader worker") as caught:
-        wrapper.reraise()
-    return caught.value
-
-
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -70,7 +58,6 @@ def passed_on() -> ValueError:
             distributed.DistNetworkError("The client socket has timed out"),
             "lost another process: The client socket has timed out",
         ),
-        (passed_on(), "Line 1 must have a target.\nValueError: it has none.\n"),
         (
             ImportError("It needs a package.\n\n  pip install x"),
             "It needs a package. pip install x\n",
@@ -87,11 +74,8 @@ def test_error_is_reported_without_what_surrounds_it(capsys, error, told):
     assert capsys.readouterr().err.startswith(f"vanilla-transformer: {told}")
 
 
-def test_neither_an_interrupt_nor_a_full_disk_is_told_after_the_work():
+def test_full_disk_is_told_once():
     code = """if True:
-        import atexit, os, signal
-        # What is registered first runs last.
-        atexit.register(os.kill, os.getpid(), signal.SIGINT)
         from vanilla_transformer_tools.commands.command import run
         run(lambda argv: print("line"), [])
     """

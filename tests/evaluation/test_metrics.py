@@ -119,7 +119,7 @@ def test_metric_is_described_and_has_a_test_of_its_definition(name):
     page = (ROOT / "docs/evaluate.md").read_text("utf-8")
     tests = Path(__file__).read_text("utf-8")
     assert f"| `{name}` |" in page, f"Add a row for `{name}` to the table of docs/evaluate.md."
-    assert f"- `{name}`: " in metrics.score.__doc__, f"Define {name!r} in the docstring of score."
+    assert f"- `{name}`: " in metrics.__doc__, f"Define {name!r} at the top of metrics.py."
     assert f'"{name}"' in tests, (
         f"Add a test that computes {name!r} by its definition to this file."
     )

@@ -1,7 +1,6 @@
 """Shared parts of all commands: parser, exit statuses, messages, and loading a translator."""
 
 import argparse
-import atexit
 import copy
 import difflib
 import gc
@@ -62,9 +61,6 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         except OSError:
             _drop_output()
         fail(message)
-    finally:
-        # The work is done: Ctrl-C while the interpreter shuts down only prints tracebacks.
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _message(error: Exception, argv: list[str]) -> str | None:
@@ -86,11 +82,7 @@ def _message(error: Exception, argv: list[str]) -> str | None:
     if isinstance(error, ImportError):
         # An optional package is missing; the message names it.
         return " ".join(said.split())
-    return (
-        _without_traceback(said)
-        if isinstance(error, (ValueError, OSError, ArithmeticError))
-        else None
-    )
+    return said if isinstance(error, (ValueError, OSError, ArithmeticError)) else None
 
 
 def _missing_file(error: FileNotFoundError, argv: list[str]) -> str:
@@ -98,8 +90,7 @@ def _missing_file(error: FileNotFoundError, argv: list[str]) -> str:
     path = Path(error.filename)
     place = argv.index(error.filename) if error.filename in argv else 0
     options = [word for word in argv[:place] if word.startswith("--")]
-    message = f"{options[-1]}: {error}" if options else str(error)
-    return message + _nearest(path)
+    return "".join([*(f"{option}: " for option in options[-1:]), str(error), _nearest(path)])
 
 
 def _nearest(path: Path) -> str:
@@ -117,13 +108,6 @@ def _loss_of_a_process(said: str) -> str:
         f"lost another process: {reason}. It has ended, or did not answer for --ddp_timeout "
         "seconds; its own output may say why. --resume continues from the last checkpoint."
     )
-
-
-def _without_traceback(said: str) -> str:
-    """The message of an error, which torch puts behind a traceback from a loader's process."""
-    # The lines of code in a traceback are indented.
-    found = re.match(r"Caught (\w+) in DataLoader.*\n +[^\n]*\n\1: (.*)", said, re.DOTALL)
-    return found[2].rstrip() if found else said
 
 
 def _leave_process_group() -> None:

@@ -106,55 +106,55 @@ def evaluate(argv: list[str]) -> None:
         build_metrics,
         check_bootstrap,
         compare,
-        equal_in_canonical_form,
         format_comparisons,
-        format_scores,
-        score,
     )
-    from vanilla_transformer_tools.files import write_lines
 
     # Mistakes are reported before the translation, which may take an hour.
     check_bootstrap(settings.bootstrap)
     build_metrics(settings.metrics, resolve(settings.bleu_tokenize, []).name)
     test_set = _load(settings)
-    references = test_set.references
     system = _system(settings, settings.hypotheses, test_set)
     if settings.score_pairs:
         _score_pairs(system, test_set, settings)
         return
     if settings.against:
         other = _system(_like(system, settings), settings.against, test_set)
-
-    if not isinstance(system, list):
-        _warn_of_swapped(settings, test_set)
     texts = _translations(system, test_set)
+    _score(texts, system, test_set, settings)
+    if settings.against:
+        names = (settings.hypotheses or " + ".join(settings.model or []), settings.against)
+        options = _options(settings, test_set)
+        references = test_set.references
+        comparisons = compare(texts, _translations(other, test_set), references, **options)
+        print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
+
+
+def _score(
+    texts: list[str],
+    system: "list[str] | Translator",
+    test_set: "_TestSet",
+    settings: EvaluateSettings,
+) -> None:
+    """Writes translations, prints their scores, and stores those of a model."""
+    from vanilla_transformer_tools.evaluation.metrics import (
+        equal_in_canonical_form,
+        format_scores,
+        score,
+    )
+    from vanilla_transformer_tools.files import write_lines
+
     if settings.output:
         write_lines(Path(settings.output), texts)
     for name, part, rows in test_set.directions():
-        options = _options(settings, part)
-        scores = score([texts[row] for row in rows], part.references, **options)
+        scores = score([texts[row] for row in rows], part.references, **_options(settings, part))
         print(f"\n{name}:" * (name != test_set.name) + format_scores(scores))
         _record(settings, system, settings.name or name, scores)
-    if number := equal_in_canonical_form(texts, references):
+    if number := equal_in_canonical_form(texts, test_set.references):
         print(
             f"{number:,} translations differ from a reference in Unicode's canonical form alone; "
             "exact match counts them as wrong.",
             file=sys.stderr,
         )
-    if settings.against:
-        names = (settings.hypotheses or " + ".join(settings.model or []), settings.against)
-        options = _options(settings, test_set)
-        comparisons = compare(texts, _translations(other, test_set), references, **options)
-        print("\n" + format_comparisons(comparisons, *names, settings.bootstrap))
-
-
-def _warn_of_swapped(settings: EvaluateSettings, test_set: "_TestSet") -> None:
-    from vanilla_transformer_tools.evaluation.swapped import warning_of_swapped
-    from vanilla_transformer_tools.saved_folder import read_run
-
-    (first, *_), references = settings.model or [], [lines[0] for lines in test_set.references]
-    if warning := warning_of_swapped(test_set.sources, references, read_run(first)):
-        print(warning, file=sys.stderr)
 
 
 def _record(
@@ -184,23 +184,22 @@ def _score_pairs(
         sources = [test_set.sources[row] for row in rows]
         targets = [test_set.references[row][0] for row in rows]
         scored |= zip(rows, score_pairs(_towards(system, tag), sources, targets), strict=True)
-    rows_of_json = (
+    lines = [
         json.dumps(
             {
                 "line": row + 1,
-                "score": round(scored[row].score, 4),
-                "tokens": scored[row].tokens,
-                "token_scores": [round(one, 4) for one in scored[row].token_scores],
+                "score": round(pair.score, 4),
+                "tokens": pair.tokens,
+                "token_scores": [round(one, 4) for one in pair.token_scores],
             },
             ensure_ascii=False,
         )
-        for row in range(len(test_set.sources))
-    )
+        for row, pair in sorted(scored.items())
+    ]
     if settings.output:
-        write_lines(Path(settings.output), rows_of_json)
+        write_lines(Path(settings.output), lines)
     else:
-        for line in rows_of_json:
-            print(line)
+        print("\n".join(lines))
 
 
 def _towards(system: "list[str] | Translator", tag: str | None) -> "Translator":
@@ -335,7 +334,9 @@ def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
 
 def _load(settings: EvaluateSettings) -> _TestSet:
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import language_of_file
+    from vanilla_transformer_tools.evaluation.swapped import warning_of_swapped
     from vanilla_transformer_tools.evaluation.test_sets import find_test_set, is_named
+    from vanilla_transformer_tools.saved_folder import read_run
     from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 
     name, paths, further = "test", settings.test, settings.references or []
@@ -353,10 +354,13 @@ def _load(settings: EvaluateSettings) -> _TestSet:
             tag_column=settings.tag_column,
         )
     )
-    targets = pairs["target"][:]
+    sources, targets = pairs["source"][:], pairs["target"][:]
+    record = read_run(settings.model[0]) if settings.model else {}
+    if warning := warning_of_swapped(sources, targets, record):
+        print(warning, file=sys.stderr)
     streams = [targets, *(_read(path, len(targets)) for path in further)]
     tags = pairs["tag"][:] if settings.tag_column else []
-    return _TestSet(name, pairs["source"][:], list(zip(*streams, strict=True)), language, tags)
+    return _TestSet(name, sources, list(zip(*streams, strict=True)), language, tags)
 
 
 def _read(path: str, lines: int) -> list[str]:

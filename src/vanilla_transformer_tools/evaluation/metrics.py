@@ -1,4 +1,21 @@
-"""Scores of translations, each with its signature, and whether two systems differ."""
+"""Scores of translations, each with its signature, and whether two systems differ.
+
+- `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it, see `CorpusBLEU`;
+  `bleu_tokenizer` says which tokenizer was chosen, and why.
+- `chrf`: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
+- `chrf++`: The same with word n-grams up to 2 (Popović, 2017).
+- `ter`: Translation edit rate (Snover et al., 2006), lower-cased as sacreBLEU does by default.
+- `exact_match`: Share of predictions that equal a reference in every code point, but for blanks
+  at the ends.
+- `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
+  tokens differ from every reference (SIGMORPHON 2021). The "WER" of speech recognition
+  is `per` here.
+- `per`: Phoneme error rate: tokens to insert, delete and replace, summed over all lines, per
+  token of the references; above 100 if predictions are much too long.
+- `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
+
+The tokens of the last three are separated by white space.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -229,24 +246,8 @@ def score(
 ) -> Scores:
     """Scores of a list of translations; needs no network and no disk.
 
-    `lines` is their number. Every score is a percentage under its name, next to `NAME_signature`,
-    which defines it:
-
-    - `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it, see `CorpusBLEU`;
-      `bleu_tokenizer` says which tokenizer was chosen, and why.
-    - `chrf`: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
-    - `chrf++`: The same with word n-grams up to 2 (Popović, 2017).
-    - `ter`: Translation edit rate (Snover et al., 2006), lower-cased as sacreBLEU does by default.
-    - `exact_match`: Share of predictions that equal a reference in every code point, but for blanks
-      at the ends.
-    - `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
-      tokens differ from every reference (SIGMORPHON 2021). The "WER" of speech recognition
-      is `per` here.
-    - `per`: Phoneme error rate: tokens to insert, delete and replace, summed over all lines, per
-      token of the references; above 100 if predictions are much too long.
-    - `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
-
-    The tokens of the last three are separated by white space.
+    Every score is a percentage under its name, next to `NAME_signature`, which defines it; `lines`
+    is the number of lines.
 
     Args:
         predictions: Detokenised text, one line each.

@@ -73,18 +73,7 @@ def push(
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub rejects the repository or the commit.
     """
-    if not is_ours(folder):
-        raise ValueError(
-            f"{str(folder)!r} must hold a vanilla Transformer, which the card describes, got a "
-            f"model of another kind. Upload it with `hf upload {repo_id} {folder}`."
-        )
-    if get_token() is None:
-        raise LocalTokenNotFoundError(
-            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
-        )
-    # A model that nobody could load is not uploaded.
-    load_model(str(folder))
-    TokenizerPair.from_pretrained(str(folder))
+    _check_shareable(folder, repo_id)
     if not (folder / CARD_FILE).exists():
         write_model_card(folder)
     names = _shared_files(folder)
@@ -105,6 +94,22 @@ def push(
         revision=revision,
     )
     return str(repository)
+
+
+def _check_shareable(folder: Path, repo_id: str) -> None:
+    """Rejects a folder that nobody could load, or an upload by nobody."""
+    if not is_ours(folder):
+        raise ValueError(
+            f"{str(folder)!r} must hold a vanilla Transformer, which the card describes, got a "
+            f"model of another kind. Upload it with `hf upload {repo_id} {folder}`."
+        )
+    if get_token() is None:
+        raise LocalTokenNotFoundError(
+            "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
+        )
+    # A model that nobody could load is not uploaded.
+    load_model(str(folder))
+    TokenizerPair.from_pretrained(str(folder))
 
 
 def _shared_files(folder: Path) -> list[str]:
