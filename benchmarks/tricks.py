@@ -29,6 +29,7 @@ import neighbours
 from lab import PRESETS, Report, benchmark_parser, measure_alone, take_turns
 from vanilla_transformer import fast_layers_vanilla_transformer as layers
 from vanilla_transformer import fast_loss_vanilla_transformer as loss
+from vanilla_transformer import modules_vanilla_transformer as modules
 from vanilla_transformer import search_vanilla_transformer as search
 from vanilla_transformer.fast_vanilla_transformer import FastBackend
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
@@ -129,7 +130,7 @@ def tricks() -> dict[str, Trick]:
         for length in (LENGTH, 4 * LENGTH)
     }
     never_leaves = partial(patch.object, search, "LARGEST_FULL_SHARE", -1)
-    bypassed = [search.direct_call, search.direct_copy, search._run_torch_kernel]
+    bypassed = [modules.direct_call, modules.direct_copy, modules._run_torch_kernel]
     return {
         "dropout masks": Trick(
             [layers.Dropout],
@@ -142,16 +143,16 @@ def tricks() -> dict[str, Trick]:
         "wide attention kernels": Trick([layers.run_fast_kernel], without_wide_kernels, narrow),
         "bypassed module calls": Trick(
             bypassed,
-            partial(patch.object, search, "is_untouched", lambda module: False),
+            partial(patch.object, modules, "is_untouched", lambda module: False),
             generations,
         ),
         "weight layouts": Trick(
-            [layers.WeightForFewRows, layers.WeightLayouts],
+            [layers.LaidOutWeight, layers.WeightLayouts],
             partial(patch.object, layers.WeightLayouts, "linear", plain_linear),
             generations,
         ),
         "sentences that leave": Trick(
-            [search._kept, search.IncrementalDecoder.keep], never_leaves, many
+            [search._leave, search.IncrementalDecoder.keep], never_leaves, many
         ),
         "merged bans": Trick(
             [search.Constraints],

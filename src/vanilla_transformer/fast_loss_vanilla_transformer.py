@@ -32,10 +32,6 @@ ALIGNED_ENTRIES = 64
 # Logit of an entry that only fills up a row. Infinity minus infinity would be no number.
 FILLER_LOGIT = -1e30
 
-# Gradients of logits are multiplied by this before they are rounded to float16, whose least number
-# is 6e-8. Its largest, 65,504, leaves room for gradients of up to 255.
-FLOAT16_SCALE = 256.0
-
 
 def projected_loss_sum(
     lm_head: nn.Module,
@@ -70,7 +66,8 @@ def projected_loss_sum(
     if is_sharded(lm_head):
         # Each call waits for all processes, and their numbers of calls may differ.
         lm_head.unshard()  # type: ignore[operator]
-    if is_plain_linear(lm_head):
+    # Gradients of logits are too small for float16 until the scaled loss is passed back.
+    if is_plain_linear(lm_head) and factor_dtype(hidden_states) != torch.float16:
         args = (hidden_states, lm_head.weight, lm_head.bias, labels, terms, compiler)
         total: Tensor = ProjectedLoss.apply(*args)  # type: ignore[no-untyped-call]
         return total
@@ -122,22 +119,9 @@ def sums_in_float32(device: torch.device) -> bool:
 
 
 def factor_dtype(x: Tensor) -> torch.dtype:
-    """Dtype of the factors of the loss's products: autocast's, or the dtype of `x`.
-
-    In float16 they are products of float32 where results are rounded to float16 too: gradients that
-    are large enough for the one are too large for the other.
-    """
-    dtype = x.dtype
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-    if dtype == torch.float16 and not sums_in_float32(x.device):
-        return torch.float32
-    return dtype
-
-
-def gradient_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of the gradient of `x` until it is scaled. Float16 has too small a range."""
-    return torch.float32 if x.dtype == torch.float16 else x.dtype
+    """Dtype of the factors of the loss's products: autocast's, or the dtype of `x`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class ProjectedLoss(torch.autograd.Function):
@@ -170,7 +154,7 @@ class ProjectedLoss(torch.autograd.Function):
             terms: Terms of the loss.
             compiler: Backend of `torch.compile` for softmax, loss and gradient; None: not compiled.
         """
-        kernel = _loss_and_factor if compiler is None else _compiled_kernel(compiler)
+        kernel = _loss_and_gradient if compiler is None else _compiled_kernel(compiler)
         ctx.settings = terms, factor_dtype(hidden_states), ctx.needs_input_grad[:3], kernel
         ctx.save_for_backward(hidden_states, weight, bias, labels)
         total, *ctx.gradients = _loss_and_gradients(
@@ -209,31 +193,26 @@ def _loss_and_gradients(
     narrow: torch.dtype,
     needed: tuple[bool, bool, bool],
     kernel: Callable[..., tuple[Tensor, Tensor, Tensor | None]],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """What `ProjectedLoss.forward` returns, and the `needed` gradients of its first arguments.
 
-    The `kernel` computes what `_loss_and_factor` does.
+    The `kernel` computes what `_loss_and_gradient` does.
     """
-    device = hidden_states.device
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
-    has_wide_products = narrow != wide and sums_in_float32(device)
+    has_wide_products = narrow != wide and sums_in_float32(hidden_states.device)
     product = partial(torch.mm, out_dtype=torch.float32) if has_wide_products else torch.mm
-    scale = FLOAT16_SCALE if narrow == torch.float16 else 1.0
     entries = len(weight)
     matrix = _filled_up(weight, narrow) if has_wide_products else weight.to(narrow)
     total = hidden_states.new_zeros((), dtype=wide)
-    dtype = gradient_dtype(hidden_states)
-    grad_hidden = torch.empty_like(hidden_states, dtype=dtype) if needed[0] else None
+    grad_hidden = torch.empty_like(hidden_states) if needed[0] else None
     grad_weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
-    grad_bias = None
-    if bias is not None and needed[2]:
-        grad_bias = torch.zeros_like(bias, dtype=wide)
-    settings = terms, entries, narrow, scale, grad_bias is not None
+    grad_bias = weight.new_zeros(entries, dtype=wide) if needed[2] else None
+    settings = terms, entries, narrow, needed[2]
     size = _chunk_size(labels, entries)
     # One buffer for the logits of all chunks: fresh memory costs a CPU as much as a softmax.
     rows = labels[:, :size].numel()
     buffer = matrix.new_empty(rows, entries) if narrow == wide else None
-    with torch.autocast(device.type, enabled=False):
+    with torch.autocast(hidden_states.device.type, enabled=False):
         for start in range(0, labels.shape[1], size):
             chunk = slice(start, start + size)
             hidden = hidden_states[:, chunk].flatten(0, 1).to(narrow)
@@ -248,18 +227,13 @@ def _loss_and_gradients(
             if grad_bias is not None and bias_sums is not None:
                 grad_bias.add_(bias_sums)
             if grad_hidden is not None:
-                grad = product(grad_logits, matrix) / scale
-                grad_hidden[:, chunk] = grad.unflatten(0, label.shape)
+                grad_hidden[:, chunk] = product(grad_logits, matrix).unflatten(0, label.shape)
             if grad_weight is not None and narrow == wide:
                 grad_weight.addmm_(grad_logits.T, hidden)
             elif grad_weight is not None:
-                grad_weight.add_(product(grad_logits.T, hidden)[:entries], alpha=1 / scale)
-    return (
-        total,
-        grad_hidden,
-        None if grad_weight is None else grad_weight.to(gradient_dtype(weight)),
-        None if grad_bias is None else grad_bias.to(gradient_dtype(weight)),
-    )
+                grad_weight.add_(product(grad_logits.T, hidden)[:entries])
+    of_projection = (None if x is None else x.to(weight.dtype) for x in (grad_weight, grad_bias))
+    return total, grad_hidden, *of_projection
 
 
 def _chunk_size(labels: Tensor, entries: int) -> int:
@@ -283,8 +257,8 @@ def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _compiled_kernel(backend: Any) -> Any:
-    """`_loss_and_factor` as one graph for chunks of all sizes."""
-    compiled = torch.compile(_loss_and_factor, backend=backend)
+    """`_loss_and_gradient` as one graph for chunks of all sizes."""
+    compiled = torch.compile(_loss_and_gradient, backend=backend)
 
     def kernel(logits: Tensor, label: Tensor, *settings: Any) -> Any:
         for tensor in (logits, label):
@@ -295,38 +269,25 @@ def _compiled_kernel(backend: Any) -> Any:
     return kernel
 
 
-def _loss_and_factor(
+def _loss_and_gradient(
     logits: Tensor,
     label: Tensor,
     terms: LossTerms,
     entries: int,
     dtype: torch.dtype,
-    scale: float,
     has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`loss_sum` of `logits`, its gradient times `scale` in `dtype`, and the bias' gradient.
+    """`loss_sum` of `logits` `[rows, V]`, its gradient in `dtype`, and the bias' gradient.
 
-    The logits are overwritten, except by compiled code: its kernels hold no wide gradient.
-    """
-    if torch.compiler.is_compiling():
-        logits = logits.clone()
-    loss, gradient = _loss_and_gradient(logits, label, terms, entries)
-    bias_sums = gradient[:, :entries].sum(0) if has_bias else None
-    if scale != 1:
-        gradient *= scale
-    return loss, gradient.to(dtype), bias_sums
-
-
-def _loss_and_gradient(
-    logits: Tensor, label: Tensor, terms: LossTerms, entries: int
-) -> tuple[Tensor, Tensor]:
-    """`loss_sum` of `logits` `[rows, V]` and its gradient, written over them.
-
+    The gradient is written over the logits, except by compiled code: its kernels hold no wide one.
     Logits after the first V `entries` are fillers, whose gradient has no meaning.
 
     With smoothing e the target is t = (1 - e) * one_hot(label) + e / V, the cross-entropy is
     logsumexp(logits) - t · logits, and its gradient is softmax(logits) - t.
     """
+    is_compiled = torch.compiler.is_compiling()
+    if is_compiled:
+        logits = logits.clone()
     label_smoothing, r_drop_alpha = terms
     target_logits = logits.gather(1, label)
     mean_logits = logits[:, :entries].mean(-1, keepdim=True) if label_smoothing else 0.0
@@ -341,12 +302,13 @@ def _loss_and_gradient(
         total += _add_divergence(gradient, difference, r_drop_alpha)
     if label_smoothing:
         gradient -= label_smoothing / entries
-    if torch.compiler.is_compiling():
+    if is_compiled:
         # A scatter would be a kernel of its own.
         is_label = torch.arange(gradient.shape[1], device=label.device) == label
-        return total, torch.where(is_label, gradient + (label_smoothing - 1), gradient)
-    gradient.scatter_add_(1, label, gradient.new_full(label.shape, label_smoothing - 1))
-    return total, gradient
+        gradient = torch.where(is_label, gradient + (label_smoothing - 1), gradient)
+    else:
+        gradient.scatter_add_(1, label, gradient.new_full(label.shape, label_smoothing - 1))
+    return total, gradient.to(dtype), gradient[:, :entries].sum(0) if has_bias else None
 
 
 def _add_divergence(probabilities: Tensor, difference: Tensor, alpha: float) -> Tensor:

@@ -7,99 +7,23 @@ Shapes: B sentences · S source · P prompt · H heads · E head size · D `d_mo
 N hypotheses of a sentence · K key positions · C candidates.
 """
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import generation
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .layers_vanilla_transformer import Attention, Layer
-from .modules_vanilla_transformer import is_plain_linear, is_untouched
+from .modules_vanilla_transformer import direct_call, direct_copy, plain_linear
 
 # Finished sentences are removed once they are an eighth of the batch: removal copies the rest.
 LARGEST_FULL_SHARE = 7 / 8
 # A GPU is asked this seldom what was chosen, because its queue of work runs empty meanwhile.
 STEPS_BETWEEN_LOOKS = 8
-# Makes a function that computes a plain linear layer.
-Linear = Callable[[nn.Linear], Callable[[Tensor], Tensor]]
-
-
-def plain_linear(module: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """The product with the weight, as it is stored."""
-    return partial(F.linear, weight=module.weight, bias=module.bias)
-
-
-def direct_call(module: nn.Module, linear: Linear) -> Callable[..., Any]:
-    """A function that computes `module`, without the overhead of `nn.Module` where possible.
-
-    In a small model that overhead is a third of a step's time. A module with hooks or a `forward`
-    of its own is called. A layer's own `forward` runs, so that it is described in one place; only
-    its submodules are replaced.
-
-    Args:
-        module: Any part of a decoder.
-        linear: Makes the functions of linear layers.
-    """
-    kind = type(module)
-    if not is_untouched(module):
-        return module
-    if isinstance(module, nn.Linear) and is_plain_linear(module):
-        return linear(module)
-    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
-        return partial(
-            F.layer_norm,
-            normalized_shape=module.normalized_shape,
-            weight=module.weight,
-            bias=module.bias,
-            eps=module.eps,
-        )
-    if isinstance(module, nn.Dropout) and not module.training:
-        return lambda x: x
-    if kind.__module__ == Layer.__module__ and isinstance(module, (Layer, Attention)):
-        return direct_copy(module, linear).forward
-    return module.forward
-
-
-def direct_copy(module: nn.Module, linear: Linear) -> Any:
-    """A shallow copy of `module` whose submodules are plain functions; see `direct_call`."""
-    direct = copy.copy(module)
-    for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList):
-            vars(direct)[name] = [direct_call(part, linear) for part in child]
-        else:
-            vars(direct)[name] = direct_call(child, linear)
-    if isinstance(module, Attention):
-        name = module.config._attn_implementation
-        if ALL_ATTENTION_FUNCTIONS.get(name) is sdpa_attention_forward:
-            direct.kernel = _run_torch_kernel  # type: ignore[assignment]
-    return direct
-
-
-def _run_torch_kernel(
-    module: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    dropout: float,
-    attn_implementation: str,
-) -> tuple[Tensor, None]:
-    """As `sdpa_attention_forward`, for masks that leave nothing to find out."""
-    heads = F.scaled_dot_product_attention(
-        query, key, value, attention_mask, dropout, scale=scaling
-    )
-    return heads.transpose(1, 2), None
 
 
 class IncrementalDecoder:
@@ -260,34 +184,28 @@ def greedy_search(
     outputs: list[list[int]] = [[] for _ in limits]
     lengths: dict[int, int] = {}
     rows = list(range(len(limits)))
-    sequences, unseen = prompt, []
-    until_look = _until_look(prompt.device, max(limits))
+    sequences, unread = prompt, _Unread(prompt.device, max(limits))
     logits = decoding.first_logits(prompt)
     while True:
         # A copy even of float32: constraints write into it.
         scores = constraints(logits.to(torch.float32, copy=True), sequences)
         chosen = scores.argmax(-1) if draw is None else draw(scores)
-        unseen.append(chosen)
         if constraints.others:
             sequences = torch.cat((sequences, chosen[:, None]), dim=-1)
-        if len(unseen) == until_look:
-            for row, tokens in zip(rows, torch.stack(unseen, 1).tolist(), strict=True):
-                for token in tokens:
-                    outputs[row].append(token)
-                    if token in end_tokens or len(outputs[row]) >= limits[row]:
-                        # The first end counts; a row may stay in the batch after it.
-                        lengths.setdefault(row, len(outputs[row]))
+        if unread.add(chosen):
+            for row, (token,) in unread.read(rows):
+                outputs[row].append(token)
+                if token in end_tokens or len(outputs[row]) >= limits[row]:
+                    # The first end counts; a row may stay in the batch after it.
+                    lengths.setdefault(row, len(outputs[row]))
             if len(lengths) == len(outputs):
                 return [output[: lengths[row]] for row, output in enumerate(outputs)]
-            unseen = []
-            longest = max(limits[row] for row in rows if row not in lengths)
-            until_look = _until_look(prompt.device, longest - len(outputs[rows[0]]))
-            kept = None if draw else _kept([row not in lengths for row in rows])
-            if kept is not None:
-                rows = [rows[index] for index in kept]
-                indices = _sent(kept, prompt.device)
-                decoding.keep(indices)
-                chosen, sequences = (x.index_select(0, indices) for x in (chosen, sequences))
+            is_open = [row not in lengths for row in rows]
+            unread.expect(
+                max(limits[row] - len(outputs[row]) for row in rows if row not in lengths)
+            )
+            if draw is None:
+                rows, (chosen, sequences) = _leave(decoding, rows, is_open, chosen, sequences)
         logits = decoding.next_logits(chosen[:, None])[:, 0]
 
 
@@ -296,19 +214,41 @@ def _sent(numbers: Iterable[int], device: torch.device) -> Tensor:
     return torch.tensor(list(numbers)).to(device, non_blocking=True)
 
 
-def _until_look(device: torch.device, longest: int) -> int:
-    """Number of steps after which tokens are read, which waits for every device but the CPU.
+class _Unread:
+    """Steps that the host has not read yet: reading waits for every device but the CPU."""
 
-    No step goes beyond the `longest` number of tokens that an open sentence may still have.
-    """
-    return 1 if device.type == "cpu" else max(1, min(STEPS_BETWEEN_LOOKS, longest))
+    def __init__(self, device: torch.device, longest: int) -> None:
+        self.device = device
+        self.steps: list[tuple[Tensor, ...]] = []
+        self.expect(longest)
+
+    def expect(self, longest: int) -> None:
+        """Sets the next reading, after at most the `longest` number of tokens that may follow."""
+        self.due = 1 if self.device.type == "cpu" else max(1, min(STEPS_BETWEEN_LOOKS, longest))
+
+    def add(self, *step: Tensor) -> bool:
+        """Adds what a step chose, each `[B, ...]`, and says whether it is time to read."""
+        self.steps.append(step)
+        return len(self.steps) == self.due
+
+    def read(self, rows: list[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """What was chosen for each of the `rows`, step by step."""
+        steps = [torch.stack(parts).tolist() for parts in zip(*self.steps, strict=True)]
+        self.steps = []
+        for step in zip(*steps, strict=True):
+            yield from zip(rows, zip(*step, strict=True), strict=True)
 
 
-def _kept(is_open: list[bool]) -> list[int] | None:
-    """Indices of the rows that stay, None if too few have finished."""
+def _leave(
+    decoding: Any, rows: list[int], is_open: list[bool], *tensors: Tensor
+) -> tuple[list[int], list[Tensor]]:
+    """Takes finished sentences out of the batch, once they are many, and out of the tensors."""
     if sum(is_open) > LARGEST_FULL_SHARE * len(is_open):
-        return None
-    return [index for index, stays in enumerate(is_open) if stays]
+        return rows, list(tensors)
+    kept = [index for index, stays in enumerate(is_open) if stays]
+    indices = _sent(kept, tensors[0].device)
+    decoding.keep(indices)
+    return [rows[index] for index in kept], [x.index_select(0, indices) for x in tensors]
 
 
 def num_candidates(num_beams: int, end_tokens: set[int]) -> int:
@@ -318,13 +258,15 @@ def num_candidates(num_beams: int, end_tokens: set[int]) -> int:
 
 @dataclass
 class Beam:
-    """The hypotheses of one sentence; `beam_search` explains the settings.
+    """The hypotheses of one sentence.
 
     Attributes:
         limit: Longest output in tokens, prompt not counted.
         num_beams: Number of hypotheses that continue, and of finished ones that are kept.
-        length_penalty: Exponent of the length in ranks.
-        early_stopping: When to stop looking for better hypotheses.
+        length_penalty: Exponent a in the rank of a finished one, log-probability / length^a.
+        early_stopping: True: the sentence ends with N finished ones. False: once the best open one,
+            if it ended now, would not rank among them. "never": the same, if it ended at `longest`,
+            for a > 0.
         longest: The largest limit in the batch.
         tokens: Outputs so far of the open hypotheses, best first.
         finished: Rank and output of the N best finished ones, best first.
@@ -380,6 +322,45 @@ class Beam:
         return best_score / length**self.length_penalty > self.finished[-1][0]
 
 
+class Candidates(NamedTuple):
+    """Continuations of the hypotheses of each sentence, best first; each tensor is `[B, C]`.
+
+    Attributes:
+        scores: Log-probabilities.
+        tokens: Last token of each.
+        parents: Index of the hypothesis that each continues.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    parents: Tensor
+
+    @classmethod
+    def best(cls, log_probs: Tensor, scores: Tensor, count: int) -> Self:
+        """The best of each hypothesis, then of all hypotheses of a sentence.
+
+        Args:
+            log_probs: Those of the next token, `[B, N, V]`.
+            scores: Those of the hypotheses, `[B, N]`.
+            count: Number of candidates C.
+        """
+        best, tokens = log_probs.topk(min(count, log_probs.shape[-1]))
+        width, each = best.shape[1:]
+        best, tokens = (best + scores[..., None]).flatten(1), tokens.flatten(1)
+        if (missing := count - width * each) > 0:
+            # A vocabulary smaller than the beam: impossible hypotheses fill it up.
+            best = F.pad(best, (0, missing), value=-torch.inf)
+            tokens = F.pad(tokens, (0, missing))
+        best, indices = best.topk(count)
+        return cls(best, tokens.gather(1, indices), (indices // each).clamp(max=width - 1))
+
+    def open_ones(self, end_tokens: Tensor, count: int) -> list[Tensor]:
+        """As in `Beam.advance`, the best that do not end, `[B, N]` each."""
+        has_ended = (self.tokens[..., None] == end_tokens).any(-1)
+        indices = has_ended.byte().argsort(dim=-1, stable=True)[:, :count]
+        return [x.gather(1, indices) for x in self]
+
+
 def beam_search(
     decoding: Any,
     prompt: Tensor,
@@ -392,69 +373,36 @@ def beam_search(
 ) -> list[list[tuple[float, list[int]]]]:
     """The likeliest outputs found with a beam of hypotheses.
 
-    Args:
-        decoding: A fresh `IncrementalDecoder` of the B sources, or what decodes like one.
-        prompt: Beginning of each output, `[B, P]`.
-        limits: Longest output of each sentence in tokens, prompt not counted.
-        end_tokens: Tokens that end an output.
-        constraints: Which tokens may follow.
-        num_beams: Number of hypotheses N that continue at each step.
-        length_penalty: Exponent a in the rank of a finished one, log-probability / length^a.
-        early_stopping: True: a sentence ends with N finished ones. False: once the best open one,
-            if it ended now, would not rank among them. "never": the same, if it ended at the
-            largest of the limits, for a > 0.
+    It takes the arguments of `greedy_search`, and settings of a `Beam`.
 
     Returns:
         For each sentence N outputs after the prompt with their ranks, best first.
     """
-    candidates = num_candidates(num_beams, end_tokens)
     settings = (num_beams, length_penalty, early_stopping, max(limits))
     beams = [Beam(limit, *settings) for limit in limits]
-    rows = list(range(len(beams)))
+    rows, width = list(range(len(beams))), num_candidates(num_beams, end_tokens)
     ends = _sent(sorted(end_tokens), prompt.device)
     # Of each open hypothesis, best first: its log-probability `[B, N]`, and its tokens.
     scores = torch.zeros(len(beams), 1, device=prompt.device)
-    sequences, unseen = prompt[:, None], []
-    until_look = _until_look(prompt.device, max(limits))
+    sequences, unread = prompt[:, None], _Unread(prompt.device, max(limits))
     logits = decoding.first_logits(prompt)[:, None]
     while True:
-        log_probs = constraints(
-            logits.log_softmax(-1, dtype=torch.float32).flatten(0, 1), sequences.flatten(0, 1)
-        ).view_as(logits)
-        # The best of each hypothesis, then of all hypotheses of a sentence.
-        best, tokens = log_probs.topk(min(candidates, log_probs.shape[-1]))
-        count, each = best.shape[1:]
-        best, tokens = (best + scores[..., None]).flatten(1), tokens.flatten(1)
-        if (missing := candidates - count * each) > 0:
-            # A vocabulary smaller than the beam: impossible hypotheses fill it up.
-            best = F.pad(best, (0, missing), value=-torch.inf)
-            tokens = F.pad(tokens, (0, missing))
-        best, indices = best.topk(candidates)
-        tokens, parents = tokens.gather(1, indices), (indices // each).clamp(max=count - 1)
-        unseen.append((best, tokens, parents))
-        # As in `Beam.advance`: the best that do not end.
-        has_ended = (tokens[..., None] == ends).any(-1)
-        going_on = has_ended.byte().argsort(dim=-1, stable=True)[:, :num_beams]
-        scores, newest, origins = (x.gather(1, going_on) for x in (best, tokens, parents))
+        log_probs = logits.log_softmax(-1, dtype=torch.float32).flatten(0, 1)
+        log_probs = constraints(log_probs, sequences.flatten(0, 1)).view_as(logits)
+        candidates = Candidates.best(log_probs, scores, width)
+        scores, newest, parents = candidates.open_ones(ends, num_beams)
         if constraints.others:
-            past = sequences.gather(1, origins[..., None].expand(-1, -1, sequences.shape[-1]))
+            past = sequences.gather(1, parents[..., None].expand(-1, -1, sequences.shape[-1]))
             sequences = torch.cat((past, newest[..., None]), dim=-1)
-        if len(unseen) == until_look:
-            read = (torch.stack(parts).tolist() for parts in zip(*unseen, strict=True))
-            for step in zip(*read, strict=True):
-                for row, *found in zip(rows, *step, strict=True):
-                    beams[row].advance(*found, end_tokens)
-            if all(beam.done for beam in beams):
+        if unread.add(*candidates):
+            for row, step in unread.read(rows):
+                beams[row].advance(*step, end_tokens)
+            open_beams = [beam for beam in beams if not beam.done]
+            if not open_beams:
                 return [beam.finished for beam in beams]
-            unseen = []
-            longest = max(beam.limit for beam in beams if not beam.done)
-            until_look = _until_look(prompt.device, longest - len(beams[rows[0]].tokens[0]))
-            kept = _kept([not beams[row].done for row in rows])
-            if kept is not None:
-                rows = [rows[index] for index in kept]
-                indices = _sent(kept, prompt.device)
-                decoding.keep(indices)
-                scores, newest, origins, sequences = (
-                    x.index_select(0, indices) for x in (scores, newest, origins, sequences)
-                )
-        logits = decoding.next_logits(newest, origins)
+            unread.expect(max(beam.limit - len(beam.tokens[0]) for beam in open_beams))
+            is_open = [not beams[row].done for row in rows]
+            rows, (scores, newest, parents, sequences) = _leave(
+                decoding, rows, is_open, scores, newest, parents, sequences
+            )
+        logits = decoding.next_logits(newest, parents)

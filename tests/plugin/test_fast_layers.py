@@ -10,7 +10,7 @@ from torch import nn
 
 from vanilla_transformer import fast_layers_vanilla_transformer as fast_layers
 from vanilla_transformer.fast_layers_vanilla_transformer import Dropout, WeightLayouts
-from vanilla_transformer.search_vanilla_transformer import direct_call
+from vanilla_transformer.modules_vanilla_transformer import direct_call
 
 from ..models import Model, source_of
 

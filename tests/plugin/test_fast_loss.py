@@ -126,12 +126,10 @@ def test_gradients_are_those_of_float64_with_a_short_chunk(monkeypatch, terms, d
     assert_gradients_are_those_of_float64(nn.Linear(24, 37), 45, terms, dtype)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("weights", [torch.float32, torch.float16])
-@pytest.mark.parametrize("loss_scale", [1.0, 2.0**16])
-def test_float16_gradients_are_those_of_float64(monkeypatch, device, weights, loss_scale):
-    if device == "cuda":
-        emulate_cuda(monkeypatch)
+def test_scaled_float16_gradients_are_those_of_float64(weights):
+    # As a gradient scaler begins.
+    loss_scale = 2.0**16
     generator = torch.Generator().manual_seed(0)
     # Most probabilities are below 1e-7, as a trained model gives to most of its 37,000 ids.
     states = (4 * torch.randn(1, 16, 8, generator=generator)).half().to(weights)
@@ -146,15 +144,15 @@ def test_float16_gradients_are_those_of_float64(monkeypatch, device, weights, lo
         loss = projected_loss_sum(projection, states, labels) / 16
     grad_states, grad_weight = torch.autograd.grad(loss * loss_scale, (states, projection.weight))
 
-    # Eleven bits of mantissa.
-    assert (grad_states / loss_scale - expected_states).norm() < 2**-10 * expected_states.norm()
+    assert (grad_states / loss_scale - expected_states).norm() < 2**-6 * expected_states.norm()
     assert grad_weight.dtype == weights
     norms = expected_weight.norm(dim=1)
     errors = (grad_weight.double() / loss_scale - expected_weight).norm(dim=1)
-    # Also those of ids that are unlikely everywhere, unless float16 cannot hold the result.
-    representable = norms > (1e-7 if weights == torch.float32 else max(1e-7, 1e-4 / loss_scale))
-    assert representable.sum() > 400
-    assert (errors < 2**-8 * norms)[representable].all()
+    # Unscaled, the gradients of these logits have a bit or two of mantissa.
+    is_small = (norms > 1e-7) & (norms < 1e-6)
+    assert is_small.sum() > 100
+    # Logits are rounded to float16 too.
+    assert (errors < 2**-5 * norms)[is_small].all()
 
 
 @pytest.mark.parametrize(
