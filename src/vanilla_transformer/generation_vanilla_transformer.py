@@ -1,13 +1,11 @@
 """What `generate` needs of an encoder-decoder besides Transformers' own code, by public doors."""
 
 import copy
-import os
 from dataclasses import fields
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationMixin, StoppingCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import Seq2SeqLMOutput
@@ -37,43 +35,6 @@ class SourceLengthLimit(StoppingCriteria):
         return input_ids.shape[1] - 1 >= self.limits.repeat_interleave(beams)
 
 
-class StopStrings(StoppingCriteria):
-    """Ends an output whose last token completes one of several strings.
-
-    Transformers' own class looks at each token of the vocabulary by itself. That fails where the
-    tokenizer does not know its sample text, as of words or characters, and gives the first word of
-    an output a blank that the decoded text does not have.
-
-    Args:
-        strings: Text that ends an output; it stays part of it.
-        tokenizer: Tokenizer of the outputs.
-    """
-
-    def __init__(self, strings: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
-        self.strings = strings
-        self.tokenizer = tokenizer
-        names = ("pad", "bos", "eos")
-        self.no_text = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Which outputs end, `[B]`, of ids `[B, T]`."""
-        ended = [self._ends(row) for row in input_ids.tolist()]
-        return torch.tensor(ended, device=input_ids.device)
-
-    def _ends(self, ids: list[int]) -> bool:
-        before, text = self._text(ids[:-1]), self._text(ids)
-        # Bytes of a character that was incomplete may have changed the end of the text.
-        old = len(os.path.commonprefix([before, text]))  # noqa: RUF071
-        return any(
-            (found := text.rfind(string)) >= 0 and found + len(string) > old
-            for string in self.strings
-        )
-
-    def _text(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode([token for token in ids if token not in self.no_text])
-        return text
-
-
 class VanillaTransformerGenerationMixin(GenerationMixin):
     """`generate` and its methods, with corrections for caches and masks of an encoder-decoder."""
 
@@ -101,7 +62,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             kwargs: Further arguments of Transformers' method: settings, and inputs of the model.
 
         Raises:
-            ValueError: If a setting does not suit an encoder-decoder, or two vocabularies.
+            ValueError: If a setting does not suit two vocabularies.
         """
         if generation_config is not None:
             given = vars(generation_config).items()
@@ -118,9 +79,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             cache = kwargs.pop("cache", None)
         if cache is not None:
             kwargs[CACHE] = cache
-        self._refuse_settings(kwargs)
-        criteria = StoppingCriteriaList(stopping_criteria or [])
-        self._correct(kwargs, criteria)
+        self._refuse_ids_of_sources(kwargs)
+        self._correct(kwargs)
         if hasattr(type(self), "unshard"):
             # FSDP2 collects what belongs to no layer in the model's own `forward` only, and
             # `generate` calls the encoder first.
@@ -129,17 +89,13 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             self._with_written_vocabulary(),
             inputs=inputs,
             logits_processor=logits_processor,
-            stopping_criteria=criteria,
+            stopping_criteria=StoppingCriteriaList(stopping_criteria or []),
             use_transformers_search=use_transformers_search,
             **kwargs,
         )
 
-    def _setting(self, name: str, kwargs: dict[str, Any]) -> Any:
-        """The value of a setting in a call: its own, or else the model's."""
-        return kwargs[name] if name in kwargs else getattr(self.generation_config, name, None)
-
-    def _correct(self, kwargs: dict[str, Any], criteria: StoppingCriteriaList) -> None:
-        """Changes the settings of a call to what they mean, and adds to its criteria."""
+    def _correct(self, kwargs: dict[str, Any]) -> None:
+        """Changes the settings of a call to what they mean."""
         if banned := kwargs.get("bad_words_ids"):
             # Words that a call bans replace those of the model, among them <pad> and <s>.
             own = [word for word in self.generation_config.bad_words_ids or [] if len(word) == 1]
@@ -147,39 +103,21 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if kwargs.get("max_new_tokens") is not None:
             # Without it, Transformers warns of two limits, of which one is the model's own.
             kwargs.setdefault("max_length", None)
-        strings, tokenizer = self._setting("stop_strings", kwargs), kwargs.get("tokenizer")
-        if strings and tokenizer:
-            kwargs["stop_strings"] = None
-            strings = [strings] if isinstance(strings, str) else list(strings)
-            criteria.append(StopStrings(strings, tokenizer))
 
-    def _refuse_settings(self, kwargs: dict[str, Any]) -> None:
+    def _refuse_ids_of_sources(self, kwargs: dict[str, Any]) -> None:
+        """Refuses penalties on source ids where targets have a vocabulary of their own."""
         config = self.config
-        if self._setting("prefill_chunk_size", kwargs):
-            raise ValueError(
-                "`prefill_chunk_size` splits the source's mask with the target, got "
-                f"{self._setting('prefill_chunk_size', kwargs)} for an encoder-decoder. Leave it "
-                "out."
-            )
+        if not config.decoder_vocab_size or config.share_encoder_decoder_embeddings:
+            return
         neutral = {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
-        has_two = config.decoder_vocab_size and not config.share_encoder_decoder_embeddings
         for name, without_effect in neutral.items():
-            value = self._setting(name, kwargs)
-            if has_two and value not in (None, without_effect):
+            value = kwargs.get(name, getattr(self.generation_config, name, None))
+            if value not in (None, without_effect):
                 raise ValueError(
                     f"`{name}` takes the source's ids for the target's, so both must have one "
                     f"vocabulary, got {value} for a model with two (`decoder_vocab_size="
                     f"{config.decoder_vocab_size}`). Leave it out."
                 )
-        implementation = self._setting("cache_implementation", kwargs)
-        shapes = config.head_shapes(config.decoder_attention_heads)
-        keys, values = shapes.key.heads, shapes.value.heads
-        if "static" in (implementation or "") and keys != values:
-            raise ValueError(
-                "A static cache needs as many heads of values as of keys, got "
-                f"{values} (`value_heads`) and {keys} (`key_heads`) for `cache_implementation="
-                f"{implementation!r}`. Leave it out."
-            )
 
     def _with_written_vocabulary(self) -> "VanillaTransformerGenerationMixin":
         """This model, or a shallow copy whose `vocab_size` is the target's."""

@@ -349,11 +349,6 @@ def test_kernel_that_a_user_registers_is_used(tiny_model, batch, monkeypatch):
     assert found.tolist() == expected.tolist() != before.tolist()
 
 
-def test_prompt_in_chunks_is_refused(tiny_model, batch):
-    with pytest.raises(ValueError, match="got 2 for an encoder-decoder"):
-        generate(tiny_model, source_of(batch), prefill_chunk_size=2)
-
-
 def test_model_that_was_asked_for_weights_is_searched_as_before(monkeypatch, tiny_model, batch):
     tiny_model(**batch, output_attentions=True)
 

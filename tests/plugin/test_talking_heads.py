@@ -143,16 +143,3 @@ def test_other_kernels_are_refused_when_heads_talk(batch, tmp_path, kernel):
 
     assert model.config._attn_implementation == "eager"
     assert model(**batch).logits.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "heads"),
-    [({"talking_heads": "logits", "key_heads": 8}, (8, 4)), (RECTANGULAR, (3, 6))],
-)
-def test_static_cache_is_refused_when_keys_and_values_have_unequal_heads(batch, changes, heads):
-    model = build_variant(**changes)
-    keys, values = heads
-
-    message = rf"static cache needs .* got {values} \(`value_heads`\) and {keys} \(`key_heads`\)"
-    with pytest.raises(ValueError, match=message):
-        model.generate(**source_of(batch), max_new_tokens=7, cache_implementation="static")
