@@ -36,6 +36,7 @@ TINY: dict[str, Any] = {
 }
 LEARNED: dict[str, Any] = {"position_embedding_type": "learned", "max_position_embeddings": 9}
 CONCATENATED: dict[str, Any] = {"position_embedding_type": "sinusoidal_concatenated"}
+ROTARY: dict[str, Any] = {"position_embedding_type": "rotary"}
 TWO_TABLES: dict[str, Any] = {"share_encoder_decoder_embeddings": False}
 UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
 RECTANGULAR: dict[str, Any] = {"talking_heads": "both", "key_heads": 3, "value_heads": 6}

@@ -55,7 +55,8 @@ _COUNTS = (
     "value_heads",
 )
 
-_POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "learned")
+_NORM_TYPES = ("layer_norm", "rms_norm")
+_POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "learned", "rotary")
 _TALKING_HEADS = (None, "logits", "weights", "both")
 
 
@@ -112,9 +113,13 @@ class VanillaTransformerConfig(PreTrainedConfig):
             layers end in one anyway; `torch.nn.Transformer` adds another.
         embedding_layer_norm: Normalises the sum of embedding and position in each stack, as BART
             and mBART do; the paper does not.
-        layer_norm_eps: Added to the variance inside each layer norm.
+        norm_type: "layer_norm", or "rms_norm", which leaves out mean and bias (Zhang and Sennrich
+            2019, arXiv 1910.07467), in all places of a norm.
+        layer_norm_eps: Added to the variance inside each norm.
         position_embedding_type: "sinusoidal", with alternating sines and cosines (section 3.5),
-            "sinusoidal_concatenated", all sines before all cosines, or "learned".
+            "sinusoidal_concatenated", all sines before all cosines, "learned", or "rotary", which
+            adds nothing and turns queries and keys of self-attention (Su et al. 2021, arXiv
+            2104.09864).
         position_base: Of the sinusoids' wavelengths, 10000 in the paper.
         position_offset: Position of the first token. Concatenated sinusoids with an offset of 2
             and base 10000^(h / (h - 1)), h = d_model / 2, equal M2M100's; with the same base
@@ -178,6 +183,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     pre_norm: bool = True
     add_final_layer_norm: bool | None = None
     embedding_layer_norm: bool = False
+    norm_type: str = "layer_norm"
     layer_norm_eps: float = 1e-5
     position_embedding_type: str = "sinusoidal"
     position_base: float | int = 10_000
@@ -262,10 +268,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
             ValueError: If any rule is broken (`@strict` re-raises it as StrictDataclassError).
         """
         super().validate_architecture()
-        faults = self._size_faults() + self._head_faults() + self._token_faults()
+        faults = self._size_faults() + self._head_faults() + self._position_faults()
+        faults += self._token_faults()
         faults += [
             f"`{name}` must be one of {', '.join(map(repr, choices))}, got {getattr(self, name)!r}."
             for name, choices in (
+                ("norm_type", _NORM_TYPES),
                 ("position_embedding_type", _POSITION_EMBEDDING_TYPES),
                 ("talking_heads", _TALKING_HEADS),
             )
@@ -305,12 +313,25 @@ class VanillaTransformerConfig(PreTrainedConfig):
             for name, limit in (("layer_norm_eps", 2), ("position_base", inf), ("init_std", inf))
             if getattr(self, name) is not None and not 0 < getattr(self, name) < limit
         ]
+        return faults
+
+    def _position_faults(self) -> list[str]:
+        faults = []
         if self.position_offset < 0:
             faults.append(f"`position_offset` must be at least 0, got {self.position_offset}.")
-        if self.d_model % 2 and self.position_embedding_type != "learned":
+        if self.d_model % 2 and self.position_embedding_type.startswith("sinusoidal"):
             faults.append(
                 f"`d_model` must be even, for pairs of sine and cosine, got {self.d_model}."
             )
+        if self.position_embedding_type == "rotary":
+            heads = (self.encoder_attention_heads, self.decoder_attention_heads)
+            sizes = {self.d_k or self.d_model // max(1, self.key_heads or one) for one in heads}
+            faults += [
+                "Rotary positions turn pairs of columns, so keys must have an even size, got "
+                f"{size} for each head. Set `d_k` to an even number."
+                for size in sorted(sizes)
+                if size % 2
+            ]
         return faults
 
     def _head_faults(self) -> list[str]:

@@ -75,6 +75,7 @@ class LaidOutWeight:
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.detach()
+        self.product = torch.ops.mkldnn._linear_pointwise
         self.blocks = torch.ops.mkldnn._reorder_linear_weight(self.weight, 8)
         self.version = weight._version
         self.edges = self.weight[:, 0].clone(), self.weight[0].clone()
@@ -90,7 +91,8 @@ class LaidOutWeight:
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.blocks, bias, "none", [], "")
+        laid_out: Tensor = self.product(x, self.blocks, bias, "none", [], "")
+        return laid_out
 
 
 class WeightLayouts:
@@ -118,16 +120,21 @@ class WeightLayouts:
             module: A plain linear layer: no hooks, no `forward` of its own.
         """
         weight = module.weight
+        plain = partial(F.linear, weight=weight, bias=module.bias)
         if (
             weight.device.type != "cpu"
             or weight.dtype != torch.float32
             or weight.numel() < FEWEST_ENTRIES
             or weight.is_inference()
-            or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
+            or not torch.backends.mkldnn.is_available()
             or torch.is_autocast_enabled("cpu")
         ):
-            return partial(F.linear, weight=weight, bias=module.bias)
+            return plain
         laid_out = self._laid_out.get(module)
         if laid_out is None or not laid_out.is_of(weight):
-            laid_out = self._laid_out[module] = LaidOutWeight(weight)
+            try:
+                laid_out = self._laid_out[module] = LaidOutWeight(weight)
+            except AttributeError:
+                # Operators of torch that are not documented, and that a release may lack.
+                return plain
         return partial(laid_out.linear, bias=module.bias)

@@ -193,7 +193,7 @@ def _loss_and_gradients(
     narrow: torch.dtype,
     needed: tuple[bool, bool, bool],
     kernel: Callable[..., tuple[Tensor, Tensor, Tensor | None]],
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """What `ProjectedLoss.forward` returns, and the `needed` gradients of its first arguments.
 
     The `kernel` computes what `_loss_and_gradient` does.
@@ -232,8 +232,8 @@ def _loss_and_gradients(
                 grad_weight.addmm_(grad_logits.T, hidden)
             elif grad_weight is not None:
                 grad_weight.add_(product(grad_logits.T, hidden)[:entries])
-    of_projection = (None if x is None else x.to(weight.dtype) for x in (grad_weight, grad_bias))
-    return total, grad_hidden, *of_projection
+    narrowed = [x if x is None else x.to(weight.dtype) for x in (grad_weight, grad_bias)]
+    return total, grad_hidden, narrowed[0], narrowed[1]
 
 
 def _chunk_size(labels: Tensor, entries: int) -> int:

@@ -1,7 +1,7 @@
-"""Positions, attention, feed-forward networks and layers, in the order in which to build them.
+"""Attention, feed-forward networks and layers, in the order in which to build them.
 
-The paper is "Attention Is All You Need" (arXiv 1706.03762): positions are its section 3.5,
-attention is 3.2 with masks in 3.2.3, feed-forward networks are 3.3, and layers are 3.1.
+The paper is "Attention Is All You Need" (arXiv 1706.03762): attention is its section 3.2 with masks
+in 3.2.3, feed-forward networks are 3.3, and layers are 3.1.
 
 Shapes: B batch · S source · T target · Q, K query and key positions · D `d_model` · H heads ·
 E head size (d_k or d_v) · F feed-forward.
@@ -22,60 +22,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_vanilla_transformer import HeadShape, VanillaTransformerConfig
 
-
-class SinusoidalPositions(nn.Module):
-    """Sines and cosines with wavelengths from 2 pi to 2 pi times the base.
-
-    Nothing is stored, so nothing can be lost in loading, and sequences may have any length.
-    """
-
-    def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__()
-        self.offset = config.position_offset
-        self.is_interleaved = config.position_embedding_type == "sinusoidal"
-        # Derived in float64, whatever the dtype of the weights.
-        self.frequencies = [
-            config.position_base ** (-column / config.d_model)
-            for column in range(0, config.d_model, 2)
-        ]
-
-    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Encodes positions, with angles in float32, or in float64 for a float64 model.
-
-        Args:
-            position_ids: Counted from 0, `[B, Q]` or `[1, Q]`.
-            dtype: Dtype of the result.
-
-        Returns:
-            `[B, Q, D]` or `[1, Q, D]`: sines in the even columns and cosines in the odd ones, or,
-            not interleaved, sines in the first half.
-        """
-        angle_dtype = torch.promote_types(dtype, torch.float32)
-        frequencies = torch.tensor(self.frequencies, dtype=angle_dtype)
-        # A blocking copy would wait for all that the device has to do.
-        frequencies = frequencies.to(position_ids.device, non_blocking=True)
-        angles = (position_ids + self.offset)[..., None].to(angle_dtype) * frequencies
-        pair_axis = -1 if self.is_interleaved else -2
-        return torch.stack((angles.sin(), angles.cos()), dim=pair_axis).flatten(-2).to(dtype)
+NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
 
-class LearnedPositions(nn.Embedding):
-    """A learned row for each position (section 3.5, table 3 row E)."""
-
-    def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(config.max_position_embeddings + config.position_offset, config.d_model)
-        self.offset = config.position_offset
-
-    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
-        """Looks up positions, counted from 0: `[1 or B, Q]` -> `[1 or B, Q, D]`."""
-        return super().forward(position_ids + self.offset).to(dtype)
-
-
-POSITIONS = {
-    "sinusoidal": SinusoidalPositions,
-    "sinusoidal_concatenated": SinusoidalPositions,
-    "learned": LearnedPositions,
-}
+def build_norm(config: VanillaTransformerConfig) -> nn.Module:
+    """A norm of the residual stream, `[B, Q, D]` -> `[B, Q, D]`: the only place that builds one."""
+    return NORMS[config.norm_type](config.d_model, config.layer_norm_eps)
 
 
 def is_flash(attn_implementation: str) -> bool:
@@ -236,6 +188,24 @@ def split_heads(projected: Tensor, shape: HeadShape) -> Tensor:
     return projected.unflatten(-1, shape).transpose(1, 2)
 
 
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """Turns each pair of columns by the angle of its position (arXiv 2104.09864, equation 34).
+
+    The product of a query and a key then depends on the distance of their positions.
+
+    Args:
+        x: Queries or keys, `[B, H, Q, E]`.
+        positions: Cosine and sine for each pair, `[1 or B, Q, E / 2, 2]`.
+
+    Returns:
+        `[B, H, Q, E]`, in the dtype of `x`.
+    """
+    cosine, sine = positions[:, None].unbind(-1)
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), dim=-1)
+    return turned.flatten(-2).to(x.dtype)
+
+
 class Attention(nn.Module):
     """Common to self- and cross-attention, section 3.2.2: all but the input projections."""
 
@@ -314,9 +284,18 @@ class SelfAttention(Attention):
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         cache: EncoderDecoderCache | None = None,
+        positions: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends within `hidden_states` `[B, Q, D]`, and to earlier positions in the cache.
+
+        Args:
+            hidden_states: Input of the sublayer.
+            attention_mask: In the kernel's form.
+            cache: Keys and values of earlier positions; extended in place.
+            positions: Rotary ones, as `rotate` takes them; None: positions were added to the
+                embeddings.
+            kwargs: Further arguments of the kernel.
 
         Returns:
             As `attend`.
@@ -324,6 +303,8 @@ class SelfAttention(Attention):
         # Rows of the fused matrix: query, key, value.
         parts = self.qkv_proj(hidden_states).split(self.widths, dim=-1)
         query, key, value = map(split_heads, parts, self.head_shapes)
+        if positions is not None:
+            query, key = rotate(query, positions), rotate(key, positions)
         if cache is not None:
             key, value = cache.self_attention_cache.update(key, value, self.layer_idx)
         return self.attend(query, key, value, attention_mask, **kwargs)
@@ -394,14 +375,12 @@ class Layer(GradientCheckpointingLayer):
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.activation = ACT2FN[config.activation_function]
-        self.final_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.final_layer_norm = build_norm(config)
         self.pre_norm = config.pre_norm
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
-    def residual(
-        self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Residual connection of section 3.1; only this method knows where the norm goes."""
         if self.pre_norm:
             return x + self.dropout(sublayer(norm(x)))
@@ -418,7 +397,7 @@ class EncoderLayer(Layer):
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx, config.encoder_ffn_dim)
         self.self_attn = SelfAttention(config, config.encoder_attention_heads)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.self_attn_layer_norm = build_norm(config)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -439,9 +418,9 @@ class DecoderLayer(Layer):
         super().__init__(config, layer_idx, config.decoder_ffn_dim)
         num_heads = config.decoder_attention_heads
         self.self_attn = SelfAttention(config, num_heads, layer_idx, is_causal=True)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.self_attn_layer_norm = build_norm(config)
         self.encoder_attn = CrossAttention(config, num_heads, layer_idx)
-        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.encoder_attn_layer_norm = build_norm(config)
 
     def forward(
         self,
@@ -450,13 +429,14 @@ class DecoderLayer(Layer):
         encoder_hidden_states: Tensor,
         encoder_attention_mask: Tensor | None,
         cache: EncoderDecoderCache | None = None,
+        positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """`[B, T, D]` -> `[B, T, D]`."""
+        """`[B, T, D]` -> `[B, T, D]`; `positions` are those of `SelfAttention`."""
         hidden_states = self.residual(
             hidden_states,
             self.self_attn_layer_norm,
-            lambda x: self.self_attn(x, attention_mask, cache, **kwargs)[0],
+            lambda x: self.self_attn(x, attention_mask, cache, positions, **kwargs)[0],
         )
         hidden_states = self.residual(
             hidden_states,

@@ -1,10 +1,11 @@
 """The encoder-decoder Transformer of "Attention Is All You Need" (arXiv 1706.03762).
 
-Shapes: B batch · S source · T target · Q positions of either · D `d_model` · V vocabulary.
+Shapes: B batch · S source · T target · D `d_model` · V vocabulary.
 
-Positions, attention, feed-forward networks and layers (sections 3.5, 3.2, 3.3 and 3.1) are in
-`layers_vanilla_transformer.py`, initialisation and tied tables (5.3, 3.4) in
-`pretrained_vanilla_transformer.py`, the loss (5.4) in `loss_vanilla_transformer.py`. These files
+Attention, feed-forward networks and layers (sections 3.2, 3.3 and 3.1) are in
+`layers_vanilla_transformer.py`; embeddings, positions, encoder and decoder (3.4, 3.5 and 3.1) in
+`stacks_vanilla_transformer.py`; initialisation and tied tables (5.3, 3.4) in
+`pretrained_vanilla_transformer.py`; the loss (5.4) in `loss_vanilla_transformer.py`. These files
 are saved with a model. The installed package computes the same in less time and memory, unless the
 config has `fast=False`.
 
@@ -14,274 +15,25 @@ Differs from the paper:
     warm-up. `pre_norm=False` selects the paper's order, without the final norms.
 """
 
-import copy
-import math
 from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import TransformersKwargs, logging
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import CACHE, VanillaTransformerGenerationMixin
-from .layers_vanilla_transformer import (
-    POSITIONS,
-    CrossAttention,
-    DecoderLayer,
-    EncoderLayer,
-    SelfAttention,
-    causal_mask,
-)
 from .loss_vanilla_transformer import IGNORED, LossTerms, loss_sum
 from .pretrained_vanilla_transformer import SharedTable, VanillaTransformerPreTrainedModel
+from .stacks_vanilla_transformer import Decoder, Encoder
 
 logger = logging.get_logger(__name__)
-
-
-class Stack(VanillaTransformerPreTrainedModel):
-    """Common to encoder and decoder: embedding, positions, dropout, final norm."""
-
-    def __init__(self, config: VanillaTransformerConfig, vocab_size: int) -> None:
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
-        self.embed_positions = POSITIONS[config.position_embedding_type](config)
-        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.dropout = nn.Dropout(config.dropout)
-        self.embed_layer_norm: nn.Module = nn.Identity()
-        if config.embedding_layer_norm:
-            self.embed_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-        self.layer_norm: nn.Module = nn.Identity()
-        has_norm = config.add_final_layer_norm
-        if config.pre_norm if has_norm is None else has_norm:
-            self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-        self.gradient_checkpointing = False
-        # For calls that ask for attention weights, which only eager attention forms.
-        self.eager_config = copy.copy(config)
-        self.eager_config._attn_implementation = "eager"
-
-    def lookup(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Rows of the table `[B, Q, D]`, unscaled, as `inputs_embeds` are.
-
-        Raises:
-            ValueError: If both or neither are given.
-        """
-        if (input_ids is None) == (inputs_embeds is None):
-            given = "neither" if input_ids is None else "both"
-            raise ValueError(
-                f"{type(self).__name__} needs either token ids or embeddings, got {given}. "
-                "Pass (decoder_)input_ids or (decoder_)inputs_embeds."
-            )
-        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-
-    def add_positions(
-        self, inputs_embeds: Tensor, attention_mask: Tensor | None, past_length: int | Tensor = 0
-    ) -> Tensor:
-        """Sections 3.4 and 3.5: lookups times sqrt(D) plus positions, then dropout.
-
-        Positions count real tokens, so padding on either side changes no position.
-
-        Args:
-            inputs_embeds: Rows of the table, `[B, Q, D]`.
-            attention_mask: 1 = real token, `[B, past_length + Q]`; with None or a mask of more
-                dimensions every token counts.
-            past_length: Number of positions in the cache.
-
-        Returns:
-            `[B, Q, D]`.
-        """
-        length = inputs_embeds.shape[1]
-        if attention_mask is not None and attention_mask.dim() == 2:
-            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        else:
-            position_ids = torch.arange(length, device=inputs_embeds.device)[None] + past_length
-        positions = self.encode_positions(position_ids, inputs_embeds.dtype, past_length + length)
-        return self.embed(inputs_embeds, positions)
-
-    def encode_positions(
-        self, position_ids: Tensor, dtype: torch.dtype, longest: int | Tensor
-    ) -> Tensor:
-        """Encodes positions counted from 0, `[1 or B, Q]` -> `[1 or B, Q, D]`.
-
-        Args:
-            position_ids: Positions.
-            dtype: Dtype of the result.
-            longest: Number of positions in the longest sequence, padding counted.
-
-        Raises:
-            ValueError: If a position is beyond the end of a table of learned ones.
-        """
-        end = self.config.last_position
-        # Compiled code checks indices itself; on the meta device there are none.
-        is_checked = not (torch.compiler.is_compiling() or position_ids.is_meta)
-        # Reading positions waits for a GPU, so the length is compared first.
-        if end < math.inf and is_checked and longest > end:
-            longest = int(position_ids.max()) + 1
-            if longest > end:
-                raise ValueError(
-                    f"Learned positions end after {end} tokens (`max_position_embeddings`), got a "
-                    f"sequence of {longest}. Cut it, or train a model with more positions, or "
-                    "with sinusoidal ones, which have no end."
-                )
-        return self.embed_positions(position_ids, dtype)
-
-    def embed(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
-        """Adds encoded positions to lookups times sqrt(D), then drops out, `[B, Q, D]`."""
-        hidden_states = inputs_embeds * self.embed_scale + positions
-        return self.dropout(self.embed_layer_norm(hidden_states))
-
-    def run_layers(self, hidden_states: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
-        """All layers and the final norm, `[B, Q, D]` -> `[B, Q, D]`.
-
-        Args:
-            hidden_states: Input of the first layer.
-            inputs: Further inputs of each layer, with masks in the kernel's form.
-            kwargs: Likewise, by name; `attn_implementation` is the kernel.
-        """
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, *inputs, **kwargs)
-        return self.layer_norm(hidden_states)
-
-    def attention_config(self, **kwargs: Any) -> VanillaTransformerConfig:
-        """The config that names the attention kernel of this call: eager if it asks for weights."""
-        wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
-        return self.eager_config if wants_weights else self.config
-
-
-class Encoder(Stack):
-    """Encoder of section 3.1."""
-
-    _can_record_outputs = {  # noqa: RUF012  (Transformers' attribute)
-        "hidden_states": EncoderLayer,
-        "attentions": OutputRecorder(SelfAttention, 1),
-    }
-
-    def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(config, config.vocab_size)
-        self.layers = nn.ModuleList(
-            EncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)
-        )
-        self.post_init()
-
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
-        """Encodes sources.
-
-        Args:
-            input_ids: Tokens `[B, S]`.
-            attention_mask: 1 = real token, `[B, S]`; None: all are.
-            inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, S, D]`.
-            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `last_hidden_state` `[B, S, D]`.
-        """
-        inputs_embeds = self.lookup(input_ids, inputs_embeds)
-        hidden_states = self.add_positions(inputs_embeds, attention_mask)
-        config = self.attention_config(**kwargs)
-        mask = create_bidirectional_mask(config, inputs_embeds, attention_mask)
-        hidden_states = self.run_layers(
-            hidden_states, mask, attn_implementation=config._attn_implementation
-        )
-        return BaseModelOutput(last_hidden_state=hidden_states)
-
-
-class Decoder(Stack):
-    """Decoder of section 3.1."""
-
-    _can_record_outputs = {  # noqa: RUF012  (Transformers' attribute)
-        "hidden_states": OutputRecorder(DecoderLayer),
-        "attentions": OutputRecorder(SelfAttention, 1),
-        "cross_attentions": OutputRecorder(CrossAttention, 1),
-    }
-
-    def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(config, config.target_vocab_size)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)
-        )
-        self.post_init()
-
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        cache: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes targets: all positions, or the ones after those in the cache.
-
-        Args:
-            input_ids: Tokens `[B, T]`.
-            attention_mask: 1 = real token, `[B, past + T]`; None: all are.
-            encoder_hidden_states: The encoder's output, `[B, S, D]`.
-            encoder_attention_mask: 1 = real source token, `[B, S]`; None: all are.
-            cache: Keys and values of earlier positions; extended in place.
-            inputs_embeds: Instead of `input_ids`: rows of the table, unscaled, `[B, T, D]`.
-            use_cache: Starts a cache if none is given.
-            past_key_values: The cache by its name before Transformers 5.24.
-            kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
-
-        Returns:
-            `last_hidden_state` `[B, T, D]` and the cache.
-
-        Raises:
-            ValueError: If a cache comes with gradient checkpointing in training.
-        """
-        cache = past_key_values if cache is None else cache
-        inputs_embeds = self.lookup(input_ids, inputs_embeds)
-        if use_cache and cache is None:
-            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        if cache is not None and self.training and self.gradient_checkpointing:
-            raise ValueError(
-                "Gradient checkpointing runs each layer twice, which would extend a cache twice, "
-                "got both in training. Leave out the cache, or call `model.eval()`."
-            )
-        past_length = 0 if cache is None else cache.get_seq_length()
-        hidden_states = self.add_positions(inputs_embeds, attention_mask, past_length)
-
-        config = self.attention_config(**kwargs)
-        self_cache = None if cache is None else cache.self_attention_cache
-        mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
-        encoder_mask = create_bidirectional_mask(
-            config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
-        )
-        hidden_states = self.run_layers(
-            hidden_states,
-            mask,
-            encoder_hidden_states,
-            encoder_mask,
-            cache,
-            attn_implementation=config._attn_implementation,
-        )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, **{CACHE: cache}
-        )
 
 
 class Backend:

@@ -6,12 +6,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import logging
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers_vanilla_transformer import HeadMixing, Layer
-
-logger = logging.get_logger(__name__)
 
 
 def _refuse_kernel_of_talking_heads(config: VanillaTransformerConfig, kernel: Any) -> None:
@@ -221,23 +218,3 @@ class SharedTable(VanillaTransformerPreTrainedModel):
             self.shared = value
         else:
             self.encoder.embed_tokens = value
-
-    def train(self, mode: bool = True) -> "SharedTable":
-        """As in torch; warns once of two adapters that PEFT put on one shared table.
-
-        Args:
-            mode: Whether to train.
-        """
-        if mode and self.shared is not None:
-            self._warn_of_two_adapters()
-        return super().train(mode)
-
-    def _warn_of_two_adapters(self) -> None:
-        if self.encoder.embed_tokens is self.decoder.embed_tokens:
-            return
-        logger.warning_once(
-            "Source and target share one table, got an adapter for each of `encoder.embed_tokens` "
-            "and `decoder.embed_tokens`. They learn apart, and merging into the table keeps only "
-            "one of them. Name the table `shared` instead, as in "
-            "`trainable_token_indices={'shared': [...]}`, or pass only the list."
-        )

@@ -101,10 +101,12 @@ class IncrementalDecoder:
     def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         x = self.decoder.embed(self.decoder.embed_tokens(tokens), positions)
         states = (x, mask, self.source, self.source_mask, self.cache)
-        return self.decoder.run_layers(*states, attn_implementation=self.kernel)
+        return self.decoder.run_layers(
+            *states, positions=positions, attn_implementation=self.kernel
+        )
 
     def _encoding(self, length: int) -> Tensor:
-        """Encoding `[1, length, D]` of the next positions, computed for many positions together."""
+        """Encoding `[1, length, ...]` of the next positions, computed for many together."""
         start, self.position = self.position, self.position + length
         if self.position > self.positions.shape[1]:
             ahead = min(2 * self.position + 64, self.decoder.config.last_position)
@@ -395,8 +397,8 @@ def beam_search(
             past = sequences.gather(1, parents[..., None].expand(-1, -1, sequences.shape[-1]))
             sequences = torch.cat((past, newest[..., None]), dim=-1)
         if unread.add(*candidates):
-            for row, step in unread.read(rows):
-                beams[row].advance(*step, end_tokens)
+            for row, (best, tokens, origins) in unread.read(rows):
+                beams[row].advance(best, tokens, origins, end_tokens)
             open_beams = [beam for beam in beams if not beam.done]
             if not open_beams:
                 return [beam.finished for beam in beams]

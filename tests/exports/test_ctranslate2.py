@@ -309,6 +309,9 @@ def build(**changes):
         # Rows without a token.
         {"vocab_size": 40},
         {"layer_norm_eps": 0.5},
+        {"norm_type": "rms_norm", "embedding_layer_norm": True, "layer_norm_eps": 0.01},
+        {"position_embedding_type": "rotary"},
+        {"position_embedding_type": "rotary", "norm_type": "rms_norm", "position_base": 100},
         {"decoder_start_token_id": 5},
         {"encoder_attention_heads": 3, "decoder_attention_heads": 1},
         *({"activation_function": name} for name in ("gelu_new", "silu")),

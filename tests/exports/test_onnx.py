@@ -168,16 +168,27 @@ def test_graphs_of_variants_compute_what_the_model_computes(combination):
     assert agreement.gap < 1e-5
 
 
-def test_config_that_no_format_knows_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        (None, "`norm` must be 'layer', got 'root'"),
+        ({"norm_type": "other"}, "`norm_type` must be .*, got 'other'"),
+        ({"position_embedding_type": "alibi"}, "`position_embedding_type` must be .*, got 'alibi'"),
+    ],
+    ids=["field", "norm", "position"],
+)
+def test_config_that_no_format_knows_is_refused(tmp_path, values, fault):
     model = build_variant(attn_implementation="eager")
-    model.config = with_made_up_field(model.config)
+    model.config = with_made_up_field(model.config) if values is None else model.config
+    # As a variant has them that no config of today admits.
+    vars(model.config).update(values or {})
 
     for write, name in (
         (lambda: export_onnx(model, tmp_path), "ONNX"),
         (lambda: VanillaTransformerLoader().get_model_spec(model), "CTranslate2"),
         (lambda: to_transformers(model, "pegasus"), "pegasus"),
     ):
-        with pytest.raises(ValueError, match=rf"(?s){name}.*`norm` must be 'layer', got 'root'"):
+        with pytest.raises(ValueError, match=rf"(?s){name}.*{fault}"):
             write()
 
 

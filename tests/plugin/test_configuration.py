@@ -39,6 +39,7 @@ CHANGED: dict[str, Any] = {
     "pre_norm": False,
     "add_final_layer_norm": False,
     "embedding_layer_norm": True,
+    "norm_type": "rms_norm",
     "layer_norm_eps": 0.001,
     "position_embedding_type": "learned",
     "position_base": 100,
@@ -148,7 +149,8 @@ def test_number_outside_its_range_is_refused(name, value, limit):
     [
         (
             {"encoder_attention_heads": 7, "decoder_attention_heads": 9, "d_k": 64}
-            | {"position_offset": -1, "position_embedding_type": "rotary", "talking_heads": "on"}
+            | {"position_offset": -1, "position_embedding_type": "spiral", "talking_heads": "on"}
+            | {"norm_type": "batch_norm"}
             | {"activation_function": "rleu", "decoder_vocab_size": 99, "pad_token_id": -1}
             | {"bos_token_id": 37_000, "eos_token_id": [2, 37_001], "is_encoder_decoder": False}
             | {"decoder_start_token_id": 37_002},
@@ -158,7 +160,8 @@ def test_number_outside_its_range_is_refused(name, value, limit):
                 "`d_model` must be a multiple of `decoder_attention_heads`, got 512 and 9.",
                 "`position_offset` must be at least 0, got -1.",
                 "`position_embedding_type` must be one of 'sinusoidal', ",
-                "got 'rotary'.",
+                "got 'spiral'.",
+                "`norm_type` must be one of 'layer_norm', 'rms_norm', got 'batch_norm'.",
                 "`talking_heads` must be one of None, 'logits', 'weights', 'both', got 'on'.",
                 "`activation_function` must be one of ",
                 "got 'rleu'.",
@@ -195,8 +198,24 @@ def test_number_outside_its_range_is_refused(name, value, limit):
             {"d_model": 21, "encoder_attention_heads": 7, "decoder_attention_heads": 3},
             ["`d_model` must be even, for pairs of sine and cosine, got 21."],
         ),
+        (
+            {"position_embedding_type": "rotary", "d_k": 5},
+            ["turn pairs of columns, so keys must have an even size, got 5 for each head."],
+        ),
+        (
+            {"position_embedding_type": "rotary", "d_model": 24, "encoder_attention_heads": 8},
+            ["got 3 for each head"],
+        ),
     ],
-    ids=["all at once", "heads that talk", "key_heads", "value_heads", "odd width"],
+    ids=[
+        "all at once",
+        "heads that talk",
+        "key_heads",
+        "value_heads",
+        "odd width",
+        "odd d_k",
+        "odd heads",
+    ],
 )
 def test_config_names_each_fault_and_value(changes, faults):
     message = refusal(**changes)
@@ -210,6 +229,7 @@ def test_config_names_each_fault_and_value(changes, faults):
         {"encoder_attention_heads": 7, "d_k": 64, "d_v": 64},
         {"d_model": 21, "encoder_attention_heads": 7, "decoder_attention_heads": 3}
         | {"position_embedding_type": "learned"},
+        {"d_model": 21, "d_k": 6, "d_v": 3, "position_embedding_type": "rotary"},
         {"key_heads": 8, "value_heads": 8},
         {"decoder_vocab_size": 37_000},
         {"decoder_vocab_size": 9, "share_encoder_decoder_embeddings": False},

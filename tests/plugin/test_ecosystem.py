@@ -1,7 +1,6 @@
 """PEFT, resized vocabularies, sharded and offloaded weights, export: as users know them."""
 
 import copy
-import logging
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM
-from transformers.utils import logging as transformers_logging
 
 from vanilla_transformer import fast_loss_vanilla_transformer
 from vanilla_transformer_tools.exports.to_transformers import to_transformers
@@ -111,17 +109,6 @@ def test_adapter_that_takes_the_place_of_a_shared_table_serves_both_stacks(
     loaded = Model.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded(**batch).loss, merged(**batch).loss)
     assert not torch.isclose(before, merged(**batch).loss)
-
-
-def test_adapters_of_a_shared_table_by_the_names_of_stacks_are_warned_of(
-    tiny_model, caplog, monkeypatch
-):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    transformers_logging.warning_once.cache_clear()
-
-    get_peft_model(tiny_model, SINGLE_TOKENS["by_stack"]).train()
-
-    assert "Name the table `shared` instead" in caplog.text
 
 
 def test_linear_maps_are_those_that_quantisers_replace(tiny_model):

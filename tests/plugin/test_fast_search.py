@@ -19,8 +19,8 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
-from vanilla_transformer.modeling_vanilla_transformer import Decoder
 from vanilla_transformer.search_vanilla_transformer import Beam, IncrementalDecoder
+from vanilla_transformer.stacks_vanilla_transformer import Decoder
 
 from ..models import Batch, Model, source_of
 from ..support.observed import observe
@@ -261,8 +261,8 @@ class ForeignLinear(nn.Linear):
 
 
 class OwnDecoder(Decoder):
-    def add_positions(self, inputs_embeds: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return super().add_positions(2 * inputs_embeds, *args, **kwargs)
+    def lookup(self, *args: Any) -> Tensor:
+        return 2 * super().lookup(*args)
 
 
 class LinearBiases(SelfAttention):

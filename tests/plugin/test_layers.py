@@ -10,8 +10,11 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from vanilla_transformer.layers_vanilla_transformer import rotate
+
 from ..models import (
     LEARNED,
+    ROTARY,
     both_attentions,
     build_variant,
     gradients,
@@ -45,6 +48,29 @@ def test_sinusoids_are_those_of_the_worked_example():
         rtol=0,
         atol=5e-9,  # the example is rounded to eight digits
     )
+
+
+def test_rotary_positions_count_for_their_distance_only(batch):
+    model = build_variant(**ROTARY).double()
+    expected = model(**batch).logits
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_positions.offset = 100
+
+    torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-9, atol=1e-9)
+
+    model.model.encoder.embed_positions.frequencies[0] = 2.0
+    assert not torch.allclose(model(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_turned_heads_keep_the_dtype_of_autocast(dtype):
+    heads = torch.randn(1, 2, 5, 6).to(dtype)
+    positions = torch.randn(1, 5, 3, 2)
+
+    turned = rotate(heads, positions)
+
+    assert turned.dtype == dtype
+    torch.testing.assert_close(turned, rotate(heads.float(), positions).to(dtype))
 
 
 @pytest.mark.parametrize("offset", [0, 3])
@@ -81,11 +107,13 @@ def test_unconfigured_generation_stops_at_the_end_of_learned_positions(batch):
     assert model.generate(**source_of(batch)).shape == (3, 9)
 
 
+@pytest.mark.parametrize("positions", [{}, ROTARY], ids=["added", "rotary"])
 @pytest.mark.parametrize("cache_implementation", [None, "static"])
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_generation_goes_on_from_prefixes_padded_on_the_left(
-    tiny_model, batch, num_beams, cache_implementation
+    batch, num_beams, cache_implementation, positions
 ):
+    tiny_model = build_variant(**positions)
     prefixes = [torch.tensor([1, 6, 33]), torch.tensor([1]), torch.tensor([1, 10])]
     decoder_input_ids, decoder_attention_mask = pad(prefixes, "left", extra=0, filler=7)
     search = {"num_beams": num_beams, "min_new_tokens": 5, "max_new_tokens": 5}

@@ -35,7 +35,7 @@ from .test_tokenization import AWKWARD, CORPUS, KINDS
 
 TEXTS = ["Ein Hund rennt.", "Zwei alte Männer schlafen im Garten.", "Ja"]
 # Of the package, these travel with a model.
-PARTS = ("configuration", "generation", "layers", "loss", "modeling", "pretrained")
+PARTS = ("configuration", "generation", "layers", "loss", "modeling", "pretrained", "stacks")
 HUB_FILES = {
     path.name: path
     for part in PARTS

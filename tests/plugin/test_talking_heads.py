@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig
 
-from ..models import RECTANGULAR, TINY, Model, build_variant, source_of, without_labels
+from ..models import RECTANGULAR, TINY, Model, build_variant, without_labels
 from ..support import reference
 
 each_kind = pytest.mark.parametrize("talking_heads", ["logits", "weights", "both"])

@@ -84,6 +84,15 @@ def layer_norm(weights: Weights, name: str, vector: Tensor, eps: float) -> Tenso
     return weights[f"{name}.weight"] * normalised + weights[f"{name}.bias"]
 
 
+def rms_norm(weights: Weights, name: str, vector: Tensor, eps: float) -> Tensor:
+    """RMS normalisation (arXiv 1910.07467, equation 4): a mean square of 1, then gain."""
+    mean_square = (vector**2).sum() / len(vector)
+    return weights[f"{name}.weight"] * vector / torch.sqrt(mean_square + eps)
+
+
+NORMS = {"layer_norm": layer_norm, "rms_norm": rms_norm}
+
+
 def num_heads(name: str, config: Config) -> int:
     """Number H of softmax maps of the attention called `name`: that of its stack."""
     in_encoder = name.startswith("model.encoder.")
@@ -128,7 +137,33 @@ def projections(
             projected = projected[width:]
         keys.append(split(projected[:width], key_heads, d_k))
         values.append(split(projected[width:], *value_rows(name, config)))
+    if source is None:
+        queries, keys = turned(config, queries), turned(config, keys)
     return queries, keys, values
+
+
+def rotation(position: int, size: int, base: float) -> Tensor:
+    """The matrix of RoFormer (arXiv 2104.09864, equation 15) for one position, `[E, E]`.
+
+    On its diagonal are matrices of two by two, each of which turns a plane by its own angle.
+    """
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    for pair in range(size // 2):
+        angle = position / base ** (2 * pair / size)
+        one, two = 2 * pair, 2 * pair + 1
+        matrix[one, one] = matrix[two, two] = math.cos(angle)
+        matrix[one, two], matrix[two, one] = -math.sin(angle), math.sin(angle)
+    return matrix
+
+
+def turned(config: Config, vectors: list[Vectors]) -> list[Vectors]:
+    """Queries or keys of self-attention, turned by their positions if these are rotary."""
+    if config.position_embedding_type != "rotary":
+        return vectors
+    return [
+        [rotation(position, len(head), config.position_base) @ head for head in heads]
+        for position, heads in enumerate(vectors)
+    ]
 
 
 def mix(weights: Weights, name: str, maps: Vectors) -> Vectors:
@@ -200,8 +235,9 @@ def feed_forward(weights: Weights, layer: str, config: Config, states: Vectors) 
 
 
 def normalise(weights: Weights, name: str, config: Config, states: Vectors) -> Vectors:
-    """Layer norm of every state."""
-    return [layer_norm(weights, name, state, config.layer_norm_eps) for state in states]
+    """Norm of every state."""
+    norm = NORMS[config.norm_type]
+    return [norm(weights, name, state, config.layer_norm_eps) for state in states]
 
 
 def residual(
@@ -222,6 +258,8 @@ def residual(
 
 def encode_position(weights: Weights, stack: str, config: Config, index: int) -> Tensor:
     """What is added to the token at `index`, counted from 0, of a stack's input: `[D]`."""
+    if config.position_embedding_type == "rotary":
+        return torch.zeros(config.d_model, dtype=torch.float64)
     position = index + config.position_offset
     if config.position_embedding_type == "learned":
         return weights[f"{stack}.embed_positions.weight"][position]

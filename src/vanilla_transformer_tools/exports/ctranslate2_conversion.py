@@ -44,6 +44,13 @@ _ACTIVATIONS = {
     "tanh": Activation.Tanh,
 }
 
+# Values of fields for which its specification has a place.
+_CHOICES = {
+    "activation_function": _ACTIVATIONS,
+    "norm_type": ("layer_norm", "rms_norm"),
+    "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated", "learned", "rotary"),
+}
+
 # Stands for minus infinity and fits into float16: its exponential is 0 in every dtype.
 _NEVER = -1e4
 
@@ -72,12 +79,7 @@ class VanillaTransformerLoader(ModelLoader):
             ValueError: If the specification cannot hold the model; the message lists every reason.
         """
         config = model.config
-        faults = unexpressed(config, SIZES | SWITCHES)
-        if config.activation_function not in _ACTIVATIONS:
-            faults.append(
-                f"`activation_function` must be one of {', '.join(_ACTIVATIONS)}, "
-                f"got {config.activation_function!r}."
-            )
+        faults = unexpressed(config, SIZES | SWITCHES, _CHOICES)
         _, ends = start_and_ends(model)
         if ends == [None] or len(ends) > 1:
             faults.append(f"`eos_token_id` must be one id, got {ends}.")
@@ -122,8 +124,9 @@ class VanillaTransformerLoader(ModelLoader):
         embeddings = spec.embeddings[0] if is_encoder else spec.embeddings
         self.set_embeddings(embeddings, stack.embed_tokens)
         spec.scale_embeddings = stack.embed_scale
-        positions = torch.arange(position_table_length(stack.config))[None]
-        spec.position_encodings.encodings = stack.embed_positions(positions, torch.float32)[0]
+        if not stack.has_positions_in_attention:
+            positions = torch.arange(position_table_length(stack.config))[None]
+            spec.position_encodings.encodings = stack.embed_positions(positions, torch.float32)[0]
         for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
             # CTranslate2 orders fused rows as we do: query, key, value; each head contiguous.
             attention = layer_spec.self_attention
@@ -144,6 +147,12 @@ class VanillaTransformerLoader(ModelLoader):
         if hasattr(spec, "layernorm_embedding"):
             self.set_layer_norm(spec.layernorm_embedding, stack.embed_layer_norm)
 
+    def set_layer_norm(self, spec: Any, module: Any) -> None:
+        """Weight of a norm, and its bias if it has one."""
+        spec.gamma = module.weight
+        if hasattr(spec, "beta"):
+            spec.beta = module.bias
+
 
 def _empty_spec(config: VanillaTransformerConfig) -> TransformerSpec:
     switches = {
@@ -151,11 +160,19 @@ def _empty_spec(config: VanillaTransformerConfig) -> TransformerSpec:
         "pre_norm": config.pre_norm,
         "no_final_norm": config.add_final_layer_norm is False,
         "layernorm_embedding": config.embedding_layer_norm,
+        "rms_norm": config.norm_type == "rms_norm",
     }
-    return TransformerSpec(
-        TransformerEncoderSpec(config.encoder_layers, config.encoder_attention_heads, **switches),
-        TransformerDecoderSpec(config.decoder_layers, config.decoder_attention_heads, **switches),
+    stacks = (
+        (TransformerEncoderSpec, config.encoder_layers, config.encoder_attention_heads),
+        (TransformerDecoderSpec, config.decoder_layers, config.decoder_attention_heads),
     )
+    specs = []
+    for kind, layers, heads in stacks:
+        if config.position_embedding_type == "rotary":
+            switches["rotary_dim"] = config.head_shapes(heads).key.size
+            switches["rotary_base"] = config.position_base
+        specs.append(kind(layers, heads, **switches))
+    return TransformerSpec(*specs)
 
 
 def convert(

@@ -1,6 +1,6 @@
 """Fields of a config that a format can express; any other one at a value of its own is refused."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 
 from transformers import PreTrainedConfig
@@ -20,7 +20,7 @@ SIZES = {
 # Switches of norms, positions, biases and tables.
 SWITCHES = {
     *("activation_function", "attention_bias", "lm_head_bias", "scale_embedding"),
-    *("pre_norm", "add_final_layer_norm", "embedding_layer_norm", "layer_norm_eps"),
+    *("pre_norm", "add_final_layer_norm", "embedding_layer_norm", "norm_type", "layer_norm_eps"),
     *("position_embedding_type", "position_base", "position_offset"),
     *("tie_word_embeddings", "share_encoder_decoder_embeddings"),
 }
@@ -33,15 +33,25 @@ def own_fields(config: VanillaTransformerConfig) -> dict[str, object]:
     return {one.name: one.default for one in fields(config) if one.name not in general}
 
 
-def unexpressed(config: VanillaTransformerConfig, expressed: Collection[str]) -> list[str]:
+def unexpressed(
+    config: VanillaTransformerConfig,
+    expressed: Collection[str],
+    choices: Mapping[str, Collection[str]],
+) -> list[str]:
     """Faults: fields that have another value than their default, and no place in a format.
 
     Args:
         config: Config of one of our models.
         expressed: Names of the fields that the format has a place for.
+        choices: The values of such a field that it has a place for, if they are not all.
     """
-    return [
+    faults = [
         f"`{name}` must be {default!r}, got {getattr(config, name)!r}."
         for name, default in own_fields(config).items()
         if name not in {*expressed, *WITHOUT_EFFECT} and getattr(config, name) != default
+    ]
+    return faults + [
+        f"`{name}` must be one of {', '.join(values)}, got {getattr(config, name)!r}."
+        for name, values in choices.items()
+        if getattr(config, name) not in values
     ]

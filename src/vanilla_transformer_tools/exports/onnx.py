@@ -39,6 +39,10 @@ GRAPHS_FOLDER = "onnx"
 ENCODER, DECODER = "encoder_model", "decoder_model_merged"
 # What the graphs compute; another field may need more than the inputs that they have.
 _EXPRESSED = SIZES | SWITCHES | HEADS
+_CHOICES = {
+    "norm_type": ("layer_norm", "rms_norm"),
+    "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated", "learned", "rotary"),
+}
 # A graph file holds at most 2 GiB; larger weights are in a file beside it.
 _LARGEST_GRAPH = 2**31 - 2**20
 
@@ -92,7 +96,7 @@ def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     Raises:
         ValueError: If a field of the config changes what the graphs would compute.
     """
-    if faults := unexpressed(model.config, _EXPRESSED):
+    if faults := unexpressed(model.config, _EXPRESSED, _CHOICES):
         raise ValueError("\n".join(["The ONNX export cannot hold this model:", *faults]))
     # transformers.js looks for this name to make the empty cache.
     batch = torch.export.Dim("batch_size", min=1)

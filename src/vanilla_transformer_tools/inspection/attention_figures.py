@@ -51,10 +51,10 @@ def plot_attention(
 
 @torch.inference_mode()
 def plot_positions(model: PreTrainedModel, positions: int = 64) -> Figure:
-    """The encodings of the first source positions, `[positions, D]`.
+    """The encodings of the first source positions, `[positions, D]`; of a head if they are rotary.
 
     Args:
-        model: A vanilla Transformer that adds positions to its embeddings.
+        model: A vanilla Transformer.
         positions: Number of positions.
 
     Raises:
@@ -63,7 +63,7 @@ def plot_positions(model: PreTrainedModel, positions: int = 64) -> Figure:
     from matplotlib.figure import Figure
 
     position_ids = torch.arange(positions, device=model.device)[None]
-    encodings = model.get_encoder().embed_positions(position_ids, torch.float32)[0].cpu()
+    encodings = model.get_encoder().embed_positions(position_ids, torch.float32)[0].flatten(1).cpu()
     figure = Figure(layout="constrained")
     axes = figure.subplots()
     largest = float(encodings.abs().max())
