@@ -10,22 +10,15 @@ import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    FSMTConfig,
-    FSMTForConditionalGeneration,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.interop.declarations import Declaration
-from vanilla_transformer_tools.interop.importing import compare_logits, import_model, load_source
+from vanilla_transformer_tools.interop.importing import import_model, load_source
 from vanilla_transformer_tools.interop.weight_maps import shapes_of
-from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 from ..support.documents import code_blocks
-from .test_importing import SIZES
 
 WIDTH, HEADS, INNER, SOURCE_WORDS, TARGET_WORDS = 24, 4, 28, 33, 37
 _EXTENDING, *_ = code_blocks("docs/import_export.md", "yaml")
@@ -292,40 +285,3 @@ def test_command_refuses_options_that_do_not_fit(tmp_path, refused, options, mes
 def test_value_of_another_type_is_refused(weights, mapping):
     with pytest.raises(ValueError, match=r"d_model.* expected int"):
         load_source(str(weights), mapping(**with_constants(d_model="large"))).plan()
-
-
-@pytest.mark.parametrize("is_older", [False, True])
-def test_mapping_of_fairseq_gives_the_logits_of_its_models(tmp_path, is_older):
-    torch.manual_seed(3)
-    sizes = {"src_vocab_size": SOURCE_WORDS, "tgt_vocab_size": TARGET_WORDS}
-    original = FSMTForConditionalGeneration(FSMTConfig(**sizes, **SIZES)).eval()
-    state = {
-        name.removeprefix("model."): one
-        for name, one in original.state_dict().items()
-        if "embed_positions" not in name
-    }
-    state["encoder.version"] = torch.tensor([3.0])
-    if is_older:
-        state["decoder.embed_out"] = state.pop("decoder.output_projection.weight")
-        for name in [name for name in state if ".q_proj." in name]:
-            attention, _, part = name.rpartition(".q_proj.")
-            joined = [state.pop(f"{attention}.{one}_proj.{part}") for one in "qkv"]
-            state[f"{attention}.in_proj_{part}"] = torch.cat(joined)
-    torch.save({"model": state}, tmp_path / "checkpoint_best.pt")
-    names = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads")
-    names += ("decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim")
-    half = SIZES["d_model"] // 2
-    constants = {
-        **{name: SIZES[name] for name in names},
-        **{"vocab_size": SOURCE_WORDS, "decoder_vocab_size": TARGET_WORDS},
-        **{"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
-        **{"pre_norm": False, "activation_function": "relu", "scale_embedding": True},
-        **{"position_embedding_type": "sinusoidal_concatenated"},
-        "position_base": 10_000 ** (half / (half - 1)),
-    }
-    mapping = tmp_path / "map.yaml"
-    mapping.write_text(yaml.safe_dump({"extends": "fairseq", "constants": constants}))
-
-    import_model(str(tmp_path / "checkpoint_best.pt"), tmp_path / "ours", mapping=mapping)
-
-    compare_logits(original, load_model(str(tmp_path / "ours")).eval()).check()
