@@ -19,13 +19,13 @@ import argparse
 import itertools
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from runs import run_main
 from vanilla_transformer_tools.files import read_lines, write_lines
 
 LARGEST_NUMBER = 999_999
@@ -240,4 +240,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    try:
+        sys.exit(main())
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

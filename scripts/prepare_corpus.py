@@ -12,11 +12,11 @@ Example:
 import argparse
 import hashlib
 import json
+import sys
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
-from runs import run_main
 from vanilla_transformer_tools.files import read_lines, write_lines
 
 
@@ -120,4 +120,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

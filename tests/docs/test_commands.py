@@ -27,7 +27,7 @@ OPTIONS = [
 OF_OTHERS = {"docs/install.md", "docs/scale.md", "examples/README.md"}
 OF_OTHERS.add("docs/reference/command_line.md")
 # Where the commands are that are not part of the package.
-FOLDERS = ("scripts", "benchmarks", "checks", "examples")
+FOLDERS = ("scripts", "lab", "benchmarks", "checks", "examples")
 # A command ends at what the shell takes for itself.
 _ENDS = {"|", ">", "<", ">>", "&&", "||", ";", "&", ")", "2>"}
 _MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))

@@ -89,6 +89,16 @@ def test_time_left_ends_at_the_deadline(monkeypatch, capsys):
     assert lefts == ["00:10", "00:00"]
 
 
+def test_number_of_updates_of_a_timed_run_is_an_estimate(monkeypatch, capsys):
+    run = Run(monkeypatch)
+    run.stop.seconds = 600.0
+
+    run.update(10, seconds=20)
+    run.report()
+
+    assert capsys.readouterr().out.startswith("step  10/~100  epoch")
+
+
 def test_resumed_run_counts_its_own_updates_only(monkeypatch, capsys):
     run = Run(monkeypatch, first=80, is_corpus=False)
 

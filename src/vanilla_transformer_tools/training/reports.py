@@ -191,7 +191,9 @@ class Progress(TrainerCallback):
     def _place(self, state: TrainerState) -> Iterator[str]:
         """Step and epoch; a stream has no epochs."""
         width = len(f"{state.max_steps:,}")
-        yield f"step {state.global_step:>{width},}/{state.max_steps:,}"
+        # With a time in place of a number of updates, that is an estimate.
+        about = "" if self.stop.seconds is None else "~"
+        yield f"step {state.global_step:>{width},}/{about}{state.max_steps:,}"
         if self.data.is_corpus:
             yield f"epoch {state.epoch or 0:.2f}"
 

@@ -11,7 +11,7 @@ Finished runs are not repeated, and one that was stopped begins anew. With --job
 the machine; give each one thread with OMP_NUM_THREADS.
 
 Example:
-  OMP_NUM_THREADS=1 python scripts/compare_minutes.py scripts/corpora.yaml --data data \
+  OMP_NUM_THREADS=1 python lab/compare_minutes.py lab/corpora.yaml --data data \
       --output runs/minutes --minutes 15 --jobs 2
 """
 
@@ -139,9 +139,7 @@ def read_corpora(
                 data / entry.pop("folder"), output / slug(name), minutes, **entry
             )
         except (AttributeError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{plan}, {name}: must be like scripts/corpora.yaml: {error}"
-            ) from error
+            raise ValueError(f"{plan}, {name}: must be like lab/corpora.yaml: {error}") from error
     return corpora
 
 

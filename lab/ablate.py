@@ -7,7 +7,7 @@ be stopped, continued and extended; a run that was stopped begins anew. Options 
 shared ones; if those end in `--config`, the row continues its list.
 
 Example:
-  python scripts/ablate.py ablations/norms.yaml --data data/dut --output runs/norms --seeds 1 2 3
+  python lab/ablate.py lab/ablations/norms.yaml --data data/dut --output runs/norms --seeds 1 2 3
 """
 
 from itertools import product

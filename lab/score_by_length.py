@@ -4,7 +4,7 @@ r"""Scores translations by source length: how well a model does beyond the lengt
 Prints a Markdown table: mean and range over the models.
 
 Example, three seeds of a model that was trained on words of up to 8 letters:
-  python scripts/score_by_length.py runs/learned-1 runs/learned-2 runs/learned-3 \
+  python lab/score_by_length.py runs/learned-1 runs/learned-2 runs/learned-3 \
       --test data/dut/validation.jsonl --up_to 8 10 12
 """
 

@@ -2,7 +2,7 @@
 """Trains an M2M100 model of size `tiny` with Transformers alone, as a parent for fine-tuning.
 
 Example:
-  python scripts/train_m2m100.py runs/parent --train train.de.gz train.en.gz --minutes 50
+  python lab/train_m2m100.py runs/parent --train train.de.gz train.en.gz --minutes 50
 """
 
 import argparse

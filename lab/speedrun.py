@@ -22,7 +22,7 @@ to what they add, and `metric` and `target` say when a run has arrived. Finished
 repeated. The row of the entry is printed, and appended to the table of --records.
 
 Example:
-  python scripts/speedrun.py scripts/speedrun.yaml Muon --data data/multi30k_tok \
+  python lab/speedrun.py lab/speedrun.yaml Muon --data data/multi30k_tok \
       --output runs/speedrun --records lab/records.md
 """
 
