@@ -8,9 +8,8 @@ from datasets import Dataset
 
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import options as module
-from vanilla_transformer_tools.training.options import consistent_defaults, recipe
+from vanilla_transformer_tools.training.options import config_overrides, consistent_defaults, recipe
 from vanilla_transformer_tools.training.rules import check_settings
-from vanilla_transformer_tools.training.start import config_overrides
 
 from ..support.gradients_of_one_update import build_arguments
 

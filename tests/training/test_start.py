@@ -11,7 +11,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import start as module
-from vanilla_transformer_tools.training.start import new_config
+from vanilla_transformer_tools.training.options import new_config
 
 from ..support.training_runs import SIZES
 

@@ -27,7 +27,7 @@ from vanilla_transformer_tools.settings import CASINGS, PRESETS, PresetName, Tra
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training.corpus import sample
 from vanilla_transformer_tools.training.machine import Speed
-from vanilla_transformer_tools.training.start import model_fields
+from vanilla_transformer_tools.training.options import model_fields
 
 # Number of pairs, from all over the corpus, that are examined; all of them are counted.
 EXAMINED_PAIRS = 100_000

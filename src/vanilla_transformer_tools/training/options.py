@@ -1,11 +1,14 @@
-"""Defaults of a run: section 5 of the paper, and what follows from the machine and the options."""
+"""Defaults of a run, from section 5 of the paper, and what its options say together."""
 
+import difflib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers.utils import is_torch_tf32_available
 
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.settings import PRESETS, TrainSettings
 
@@ -17,6 +20,25 @@ _FINE_TUNING = {"learning_rate": 1e-4, "warmup_steps": 100}
 
 # For the matrices of Muon, times the rate.
 _DECAY_OF_MUON = 0.5
+
+# Config fields that the command line sets by other options.
+_SET_ELSEWHERE = {
+    "vocab_size": "--vocab_size",
+    "decoder_vocab_size": "--separate_vocabularies with --target_vocab_size",
+    "label_smoothing": "--label_smoothing_factor",
+    "dtype": "--bf16 or --fp16",
+}
+
+# Fields of a config that belong to the tokenizers.
+_VOCABULARY_FIELDS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "share_encoder_decoder_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
 
 # With --minutes, `Schedule` makes the rate fall and ends the run.
 BY_TIME: dict[str, Any] = {
@@ -133,3 +155,70 @@ def _of_the_machine(streaming: bool) -> dict[str, Any]:
         # Some devices emulate it.
         "bf16": gpu_computes_bfloat16(),
     }
+
+
+def config_overrides(settings: TrainSettings) -> dict[str, Any]:
+    """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
+
+    Raises:
+        ValueError: If one is no assignment, no field of the config, or set by another option.
+    """
+    fields = VanillaTransformerConfig.__dataclass_fields__
+    overrides, faults = {}, []
+    for assignment in settings.config:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            faults.append(f"--config takes KEY=VALUE, got {assignment!r}.")
+        elif name in _SET_ELSEWHERE:
+            faults.append(f"--config {name}: use {_SET_ELSEWHERE[name]} instead.")
+        elif name not in fields:
+            nearest = difflib.get_close_matches(name, fields, n=1)
+            hint = f" Did you mean {nearest[0]}?" if nearest else ""
+            faults.append(f"--config: VanillaTransformerConfig has no field {name!r}.{hint}")
+        else:
+            try:
+                overrides[name] = json.loads(text)
+            except json.JSONDecodeError:
+                overrides[name] = text
+    if settings.separate_vocabularies and overrides.get("share_encoder_decoder_embeddings"):
+        faults.append(
+            "--config share_encoder_decoder_embeddings must be false with "
+            "--separate_vocabularies, which share no table, got true. Leave one of the two out."
+        )
+    if faults:
+        raise ValueError("\n".join(faults))
+    return overrides
+
+
+def model_fields(settings: TrainSettings) -> dict[str, Any]:
+    """Config fields of a new model: its preset, and what --config changes in it."""
+    return PRESETS[settings.preset].config() | config_overrides(settings)
+
+
+def new_config(
+    settings: TrainSettings, saved: VanillaTransformerConfig | None
+) -> VanillaTransformerConfig:
+    """The config of a new model, whose vocabularies are as large as they may become.
+
+    Args:
+        settings: Settings of the run.
+        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the
+            settings do.
+
+    Raises:
+        ValueError: If --config contradicts the vocabulary of --tokenizer.
+    """
+    fields = model_fields(settings)
+    if settings.tokenizer and (set_twice := sorted(fields.keys() & set(_VOCABULARY_FIELDS))):
+        raise ValueError(
+            f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
+            "decides on them. Leave either out."
+        )
+    if saved:
+        fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
+    else:
+        fields["vocab_size"] = settings.vocab_size
+        if settings.separate_vocabularies:
+            fields["share_encoder_decoder_embeddings"] = False
+            fields["decoder_vocab_size"] = settings.target_vocab_size or settings.vocab_size
+    return VanillaTransformerConfig(**fields)

@@ -27,10 +27,11 @@ from vanilla_transformer_tools.training.options import (
     consistent_defaults,
     default_schedule,
     last_checkpoints,
+    new_config,
     recipe,
 )
 from vanilla_transformer_tools.training.ranking import metric_of
-from vanilla_transformer_tools.training.start import NEW, Start, new_config
+from vanilla_transformer_tools.training.start import NEW, Start
 
 TOKENS = 8192
 # Section 5.1: 25,000 source and 25,000 target tokens an update. The learning rates of these two

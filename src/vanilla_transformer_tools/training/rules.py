@@ -14,9 +14,8 @@ from transformers.integrations import get_available_reporting_integrations
 from vanilla_transformer_tools.evaluation.metrics import build_metrics
 from vanilla_transformer_tools.settings import CASINGS, TrainSettings
 from vanilla_transformer_tools.training.optimizer import ADAM
-from vanilla_transformer_tools.training.options import BY_TIME
+from vanilla_transformer_tools.training.options import BY_TIME, config_overrides
 from vanilla_transformer_tools.training.ranking import metric_of
-from vanilla_transformer_tools.training.start import config_overrides
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ Differs from the paper:
 
 import shlex
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from transformers import Seq2SeqTrainingArguments
@@ -66,10 +67,11 @@ def train(
     start = load_start(settings, checkpoint)
     corpus = read_corpus(settings)
     cores.use()
-    plan = decide(settings, arguments, corpus, start, checkpoint, given)
+    previous = read_run(str(folder)) if checkpoint else {}
+    plan = decide(settings, arguments, corpus, start, checkpoint, previous, given)
     trainer = build(plan, corpus, start)
     plan = trainer.plan
-    record = record_of(plan, read_run(str(folder)) if checkpoint else {})
+    record = record_of(plan, previous)
     schedule = Schedule(plan.settings, started, checkpoint, plan.last_evaluations)
     with opened_run(folder, checkpoint, record, corpus), interrupts_stop(schedule):
         first_update = record["first_update"]
@@ -98,10 +100,10 @@ def decide(
     corpus: Corpus,
     start: Start,
     checkpoint: Path | None,
+    previous: Mapping[str, Any],
     given: Collection[str],
 ) -> RunPlan:
     """The plan of a run, from what text, machine and an earlier part of the run show."""
-    previous = read_run(arguments.output_dir) if checkpoint else {}
     arguments = with_precision(arguments, previous, given)
     stats = None
     if settings.minutes is not None and not checkpoint:

@@ -1,20 +1,13 @@
-"""The tokenizers and the model that a run starts with: its config, and what is trained of it.
-
-Of a saved model that is all, or all but what is frozen.
-"""
+"""The tokenizers and the model that a run starts with, and what is trained of it."""
 
 import copy
-import difflib
-import json
 import re
-from collections import defaultdict
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel
@@ -36,29 +29,10 @@ from vanilla_transformer_tools.saved_folder import (
     read_generation_config,
 )
 from vanilla_transformer_tools.search import MAX_EXTRA_TOKENS
-from vanilla_transformer_tools.settings import PRESETS, TrainSettings
+from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.casing import Casing
 from vanilla_transformer_tools.text.token_ids import learn_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-
-# Config fields that the command line sets by other options.
-_SET_ELSEWHERE = {
-    "vocab_size": "--vocab_size",
-    "decoder_vocab_size": "--separate_vocabularies with --target_vocab_size",
-    "label_smoothing": "--label_smoothing_factor",
-    "dtype": "--bf16 or --fp16",
-}
-
-# Fields of a config that belong to the tokenizers.
-_VOCABULARY_FIELDS = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "share_encoder_decoder_embeddings",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
-)
 
 # Section 6.1.
 NUM_BEAMS = 4
@@ -78,75 +52,8 @@ _PARTS = {
     "encoder": re.compile(r"model\.encoder\."),
     "decoder": re.compile(r"model\.decoder\."),
 }
-# Names that an error gives as examples.
-_EXAMPLES = 4
-
-
-def config_overrides(settings: TrainSettings) -> dict[str, Any]:
-    """Config fields given as KEY=VALUE, with values as in JSON and plain strings.
-
-    Raises:
-        ValueError: If one is no assignment, no field of the config, or set by another option.
-    """
-    fields = VanillaTransformerConfig.__dataclass_fields__
-    overrides, faults = {}, []
-    for assignment in settings.config:
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            faults.append(f"--config takes KEY=VALUE, got {assignment!r}.")
-        elif name in _SET_ELSEWHERE:
-            faults.append(f"--config {name}: use {_SET_ELSEWHERE[name]} instead.")
-        elif name not in fields:
-            nearest = difflib.get_close_matches(name, fields, n=1)
-            hint = f" Did you mean {nearest[0]}?" if nearest else ""
-            faults.append(f"--config: VanillaTransformerConfig has no field {name!r}.{hint}")
-        else:
-            try:
-                overrides[name] = json.loads(text)
-            except json.JSONDecodeError:
-                overrides[name] = text
-    if settings.separate_vocabularies and overrides.get("share_encoder_decoder_embeddings"):
-        faults.append(
-            "--config share_encoder_decoder_embeddings must be false with "
-            "--separate_vocabularies, which share no table, got true. Leave one of the two out."
-        )
-    if faults:
-        raise ValueError("\n".join(faults))
-    return overrides
-
-
-def model_fields(settings: TrainSettings) -> dict[str, Any]:
-    """Config fields of a new model: its preset, and what --config changes in it."""
-    return PRESETS[settings.preset].config() | config_overrides(settings)
-
-
-def new_config(
-    settings: TrainSettings, saved: VanillaTransformerConfig | None
-) -> VanillaTransformerConfig:
-    """The config of a new model, whose vocabularies are as large as they may become.
-
-    Args:
-        settings: Settings of the run.
-        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the
-            settings do.
-
-    Raises:
-        ValueError: If --config contradicts the vocabulary of --tokenizer.
-    """
-    fields = model_fields(settings)
-    if settings.tokenizer and (set_twice := sorted(fields.keys() & set(_VOCABULARY_FIELDS))):
-        raise ValueError(
-            f"--config must leave out {' and '.join(set_twice)} with --tokenizer, whose model "
-            "decides on them. Leave either out."
-        )
-    if saved:
-        fields |= {name: getattr(saved, name) for name in _VOCABULARY_FIELDS}
-    else:
-        fields["vocab_size"] = settings.vocab_size
-        if settings.separate_vocabularies:
-            fields["share_encoder_decoder_embeddings"] = False
-            fields["decoder_vocab_size"] = settings.target_vocab_size or settings.vocab_size
-    return VanillaTransformerConfig(**fields)
+# An error gives one of so many names as an example.
+_EVERY = 20
 
 
 class Start(NamedTuple):
@@ -336,34 +243,23 @@ def choose_parameters(model: PreTrainedModel, settings: TrainSettings) -> None:
     Raises:
         ValueError: If a pattern matches nothing, or all is frozen.
     """
-    patterns = settings.freeze
-    if not patterns:
-        return
-    # A matrix that is tied has several names.
-    names = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[parameter].append(name)
-    all_names = sorted(name for tied in names.values() for name in tied)
+    # A matrix that is tied has several names, of which any will do.
+    named = dict(model.named_parameters(remove_duplicate=False))
     faults = [
         f"--freeze {pattern!r} matches no parameter. Take a word, {' '.join(_PARTS)}, or a pattern "
-        f"of names such as {', '.join(all_names[:: -(-len(all_names) // _EXAMPLES)])}."
-        for pattern in patterns
-        if not any(_matches(name, pattern) for name in all_names)
+        f"of names such as {', '.join(sorted(named)[::_EVERY])}."
+        for pattern in settings.freeze
+        if not any(_matches(name, pattern) for name in named)
     ]
     if faults:
         raise ValueError("\n".join(faults))
-    for parameter, tied in names.items():
-        matched = [name for name in tied if any(_matches(name, each) for each in patterns)]
-        if matched:
+    for name, parameter in named.items():
+        if any(_matches(name, pattern) for pattern in settings.freeze):
             parameter.requires_grad = False
-            if others := [name for name in tied if name not in matched]:
-                PartialState().print(
-                    f"frozen      {matched[0]}, and with it {' and '.join(others)}, the same matrix"
-                )
-    if not any(parameter.requires_grad for parameter in names):
+    if not any(parameter.requires_grad for parameter in named.values()):
         raise ValueError(
-            f"--freeze must leave something to train, got {' '.join(patterns)}, which match all "
-            f"{len(names)} parameters. Take one out."
+            f"--freeze must leave something to train, got {' '.join(settings.freeze)}, which match "
+            f"all {len(named)} names of parameters. Take one out."
         )
 
 
