@@ -39,17 +39,6 @@ class StoppedBySignalError(KeyboardInterrupt):
         self.signum = signum
 
 
-def time_left(began: float, deadline: float, now: float) -> float:
-    """Share of a time that is left, 1 to 0.
-
-    Args:
-        began: Beginning, by any clock.
-        deadline: End, by the same clock.
-        now: Present, by the same clock.
-    """
-    return max(0.0, deadline - now) / (deadline - began) if deadline > began else 0.0
-
-
 class Schedule(TrainerCallback):
     """Ends training after the current update: at a deadline, after a signal, or with its minutes.
 
@@ -81,19 +70,16 @@ class Schedule(TrainerCallback):
         checkpoint: Path | None = None,
         evaluations: int = 1,
     ) -> None:
-        self.max_minutes = settings.max_minutes
+        self.max_minutes, self.evaluations = settings.max_minutes, evaluations
         self.seconds = None if settings.minutes is None else 60 * settings.minutes
         # As if the run had never paused.
         self.started = started if self.seconds is None else started - _seconds_used(checkpoint)
         self.deadline = math.inf
-        self.interrupted = False
-        self.signum: int = signal.SIGTERM
+        self.interrupted, self.signum = False, int(signal.SIGTERM)
         self.share_left, self.can_evaluate = 1.0, True
-        self.evaluations = evaluations
-        # Seconds that the latest evaluation and checkpoint took, and the time of the latest event.
-        self.evaluating: float | None = None
-        self.saving = 0.0
-        self.saved_step = 0
+        # Seconds that the latest evaluation took, if there was one, and the latest checkpoint.
+        self.evaluating = _RESERVE * (self.seconds or 0.0)
+        self.has_evaluated, self.saving, self.saved_step = False, 0.0, 0
         self.now = time.monotonic()
 
     @property
@@ -106,19 +92,16 @@ class Schedule(TrainerCallback):
     @property
     def is_over(self) -> bool:
         """Whether no time is left for an update."""
-        if self.seconds is None:
-            return False
-        return time.monotonic() >= self.started + self.seconds - self._reserve(self.seconds)
+        return self.minutes_left is not None and 60 * self.minutes_left <= self._reserve()
 
     def _lap(self) -> float:
         """Seconds since the previous event; this one is now."""
         before, self.now = self.now, time.monotonic()
         return self.now - before
 
-    def _reserve(self, seconds: float) -> float:
+    def _reserve(self) -> float:
         """Seconds for the last evaluations, a checkpoint, and then the folder of the model."""
-        evaluating = _RESERVE * seconds if self.evaluating is None else self.evaluating
-        return self.evaluations * evaluating + 2 * self.saving
+        return self.evaluations * self.evaluating + 2 * self.saving
 
     def on_train_begin(
         self,
@@ -144,9 +127,9 @@ class Schedule(TrainerCallback):
         if not self.share_left and not state.global_step:
             raise ValueError(
                 f"The {self.seconds / 60:g} minutes of this run are over before its first update: "
-                f"reading the pairs took {self.first_time - self.started:.0f} "
-                f"seconds, and {self._reserve(self.seconds):.0f} are reserved for the last "
-                "evaluation. Give more --minutes, or fewer pairs."
+                f"reading the pairs took {self.now - self.started:.0f} seconds, and "
+                f"{self._reserve():.0f} are reserved for the last evaluation. Give more --minutes, "
+                "or fewer pairs."
             )
 
     def _rate(self, schedule: Callable[[int], float], update: int) -> float:
@@ -157,11 +140,11 @@ class Schedule(TrainerCallback):
         if self.seconds is None:
             return
         state.stateful_callbacks[_SECONDS] = {"used": self.now - self.started}
-        reserve = min(self._reserve(self.seconds), self.seconds)
+        reserve = min(self._reserve(), self.seconds)
         self.deadline = self.started + self.seconds - reserve
-        share = time_left(self.started, self.deadline, self.now)
+        share = max(0.0, self.deadline - self.now) / max(self.deadline - self.started, 1e-9)
         # Scores shortly before the last ones are not worth the updates that they cost.
-        can_evaluate = self.now + 2 * (self.evaluating or 0.0) <= self.deadline
+        can_evaluate = self.now + 2 * self.evaluating * self.has_evaluated <= self.deadline
         if args.world_size > 1:
             clock = torch.tensor([share, can_evaluate], dtype=torch.float32, device=args.device)
             share, can_evaluate = broadcast(clock).tolist()
@@ -184,8 +167,7 @@ class Schedule(TrainerCallback):
             left = max(0.0, self.deadline - self.now)
             state.max_steps = state.global_step + 2 + int(left / max(pace, 1e-9))
         # If only one process stopped, the others would wait for it forever.
-        late = time.monotonic() > self.deadline
-        interrupted, late = _in_any_process(args, self.interrupted, late)
+        interrupted, late = _in_any_process(args, self.interrupted, self.now > self.deadline)
         # A signal may arrive meanwhile.
         self.interrupted |= interrupted
         control.should_training_stop |= interrupted or late
@@ -203,7 +185,7 @@ class Schedule(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, *others: Any, **named: Any
     ) -> None:
         """Measures an evaluation."""
-        self.evaluating = self._lap()
+        self.evaluating, self.has_evaluated = self._lap(), True
         self._set_share(args, state)
 
     def on_save(
@@ -223,9 +205,8 @@ class Schedule(TrainerCallback):
         if control.should_training_stop:
             is_saved = self.saved_step == state.global_step
             control.should_save = args.save_strategy != "no" and not is_saved
-            control.should_evaluate &= args.eval_strategy == IntervalStrategy.EPOCH and is_planned(
-                args.eval_strategy, 1, state
-            )
+            is_by_epoch = args.eval_strategy == IntervalStrategy.EPOCH
+            control.should_evaluate &= is_by_epoch and is_planned(args.eval_strategy, 1, state)
         elif not self.can_evaluate:
             control.should_evaluate = control.should_save = False
 
