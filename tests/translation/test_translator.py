@@ -258,7 +258,6 @@ def test_prefix_may_leave_room_for_one_token(tokenizer, first_token):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_tokens_per_batch": 0}, "`max_tokens_per_batch` must be at least 1, got 0"),
         ({"max_source_length": 1}, "`max_source_length` must be at least 2, .* got 1"),
     ],
 )

@@ -1,10 +1,22 @@
-"""A line in pieces, and its translation, which is joined from theirs."""
+"""The text of an output, and the translation of a line, joined from those of its pieces."""
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
-from vanilla_transformer_tools.translation.segments import join_pieces
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.text_vanilla_transformer import BLANKS, blank_ends
+from vanilla_transformer_tools.translation.engine import Hypothesis
+
+# What `str.splitlines` and many editors take for the end of a line.
+_LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+# No blank follows a sentence of Chinese or Japanese.
+_NO_BLANK_AFTER = re.compile(
+    "[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003134f]"
+)
 
 
 @dataclass(frozen=True)
@@ -45,23 +57,58 @@ class Translation:
         return (self, *self.alternatives)
 
 
-@dataclass(eq=False)
-class Piece:
-    """A line, or a part of one, as an engine gets it.
+def translation_of(
+    hypothesis: Hypothesis,
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    first: int,
+    **fields: Any,
+) -> Translation:
+    """The text of an output, in the white space of its source.
 
-    Attributes:
-        text: With the white space around it; the pieces of a line are the whole line.
-        source: Ids with `</s>`, and with a tag if the model needs one.
-        prefix: Ids with which its translation begins.
-        unknown: Strings that the vocabulary lacks, one for each occurrence.
-        translation: With the white space of the text; None until it is found.
+    Args:
+        hypothesis: The output.
+        source: Text of its source.
+        tokenizer: Tokenizer of the target.
+        first: Number of tokens at its beginning that are no text.
+        fields: Further fields of the translation.
     """
+    text, replaced = _LINE_SEPARATORS.subn(" ", _decode(tokenizer, hypothesis.tokens[first:]))
+    # Its blanks, without controls and marks; an argument may hold a line feed.
+    before, after = (
+        "".join(character for character in end if character in BLANKS)
+        for end in blank_ends(source.replace("\n", " "))
+    )
+    unknown = unknown_id(tokenizer)
+    return Translation(
+        before + text + after,
+        reached_limit=hypothesis.reached_limit,
+        replaced_separators=replaced,
+        unknown=sum(token == unknown for token in hypothesis.tokens),
+        **fields,
+    )
 
-    text: str
-    source: list[int]
-    prefix: list[int] = field(default_factory=list)
-    unknown: tuple[str, ...] = ()
-    translation: Translation | None = None
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {*tokenizer.all_special_ids, *(one for one, token in added if token.special)}
+    dropped -= {unknown_id(tokenizer)}
+    text: str = tokenizer.decode([token for token in ids if token not in dropped])
+    return text
+
+
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Id of `<unk>`; None if the tokenizer has none, or it is a token with another purpose too."""
+    others = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
+
+
+def different_first(ranked: Sequence[Translation]) -> list[Translation]:
+    """Translations with different texts, best first, and then the others."""
+    texts = [one.text for one in ranked]
+    order = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) < place)
+    return [ranked[place] for place in order]
 
 
 def join_parts(parts: Sequence[Translation]) -> Translation:
@@ -98,3 +145,16 @@ def _joined(parts: Sequence[Translation]) -> Translation:
         token_scores=tuple(chain.from_iterable(part.token_scores for part in parts)),
         alignment=tuple(alignment),
     )
+
+
+def join_pieces(translations: Sequence[str]) -> str:
+    """Joins the translations of the pieces of a line, which have the white space around them.
+
+    Where a line had none between two pieces, as in Chinese, there is a blank, unless the
+    translation is in such a script.
+    """
+    line = ""
+    for text in translations:
+        needs_blank = line and text and not (line[-1].isspace() or text[0].isspace())
+        line += " " * bool(needs_blank and not _NO_BLANK_AFTER.match(line[-1])) + text
+    return line

@@ -1,34 +1,49 @@
 """Lines to token ids, with prefixes; they are cut by sentence, or where they are too long."""
 
+import logging
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice, repeat, zip_longest
 from typing import TypeVar
 
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.text_vanilla_transformer import AT_ENDS, blank_ends, without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.sentences import sentence_ends, split_line
 from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
+from vanilla_transformer_tools.translation.results import Translation, unknown_id
+
+logger = logging.getLogger(__name__)
 
 # Python's replacements for bytes that are not UTF-8; they never occur in text.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _WORD_CHARACTER = re.compile(f"[^{AT_ENDS}]")
-# No blank follows a sentence of Chinese or Japanese.
-_NO_BLANK_AFTER = re.compile(
-    "[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003134f]"
-)
-
 Text = TypeVar("Text")
 
 # First guess of the characters of a token; most text has fewer.
 _CHARACTERS = 8
 
 
-# A part of a line with the white space around it, and the ids of the text between.
-Part = tuple[str, list[int]]
+@dataclass(eq=False)
+class Piece:
+    """A line, or a part of one, as an engine gets it.
+
+    Attributes:
+        text: With the white space around it; the pieces of a line are the whole line.
+        source: Ids with `</s>`, and with a tag if the model needs one.
+        prefix: Ids with which its translation begins.
+        unknown: Strings that the vocabulary lacks, one for each occurrence.
+        translation: With the white space of the text; None until it is found.
+    """
+
+    text: str
+    source: list[int]
+    prefix: list[int] = field(default_factory=list)
+    unknown: tuple[str, ...] = ()
+    translation: Translation | None = None
 
 
 def cut_lines(
@@ -36,49 +51,54 @@ def cut_lines(
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int,
     *,
+    tag: Sequence[int] = (),
     split_sentences: bool = False,
-) -> list[list[Part]]:
-    """The parts of each line, which together are the line: one, if nothing asks for a cut.
+    first_line: int = 1,
+) -> list[list[Piece]]:
+    """The pieces of each line, which together are the line: one, if nothing asks for a cut.
 
     Args:
-        lines: Blank ones have no parts.
+        lines: Blank ones have no pieces.
         tokenizer: Tokenizer of the lines.
-        max_tokens: Length of the longest part, `</s>` counted.
-        split_sentences: Whether each sentence is a part of its own.
+        max_tokens: Length of the longest source, tag and `</s>` counted.
+        tag: Ids that each source begins with.
+        split_sentences: Whether each sentence is a piece of its own.
+        first_line: Number of the first line, for warnings.
     """
-    split = [sentences_of(line, split_sentences) for line in lines]
+    longest = max_tokens - len(tag)
+    split = [_sentences_of(line, split_sentences) for line in lines]
     # Very long ones are not tokenised as a whole.
-    short = [part for part in chain.from_iterable(split) if len(part) <= _CHARACTERS * max_tokens]
-    whole = dict(zip(short, _encode(short, tokenizer), strict=True))
+    short = [text for text in chain.from_iterable(split) if len(text) <= _CHARACTERS * longest]
+    ids = dict(zip(short, _encode(short, tokenizer), strict=True))
+    rows = []
+    for number, sentences in enumerate(split, start=first_line):
+        texts: list[str] = []
+        for sentence in sentences:
+            fits = sentence in ids and len(ids[sentence]) <= longest
+            texts += [sentence] if fits else cut_line(sentence, tokenizer, longest)
+        if len(texts) > max(1, len(sentences)):
+            logger.warning(
+                "Line %d is longer than %d tokens and is translated in %d pieces.",
+                number,
+                max_tokens,
+                len(texts),
+            )
+        new = [text for text in texts if text not in ids]
+        ids |= zip(new, _encode(new, tokenizer), strict=True)
+        rows.append(
+            [
+                Piece(text, [*tag, *ids[text]], unknown=_unknown_in(text, ids[text], tokenizer))
+                for text in texts
+            ]
+        )
+    return rows
 
-    def cut(sentence: str) -> list[Part]:
-        ids = whole.get(sentence)
-        if ids is not None and len(ids) <= max_tokens:
-            return [(sentence, ids)]
-        texts = cut_line(sentence, tokenizer, max_tokens)
-        return list(zip(texts, _encode(texts, tokenizer), strict=True))
 
-    return [[part for sentence in sentences for part in cut(sentence)] for sentences in split]
-
-
-def sentences_of(line: str, split_sentences: bool) -> list[str]:
+def _sentences_of(line: str, split_sentences: bool) -> list[str]:
     """The sentences of a line, or else the line; none if it is blank."""
     if not without_blank_ends(line):
         return []
     return split_line(line) if split_sentences else [line]
-
-
-def join_pieces(translations: Sequence[str]) -> str:
-    """Joins the translations of the pieces of a line, which have the white space around them.
-
-    Where a line had none between two pieces, as in Chinese, there is a blank, unless the
-    translation is in such a script.
-    """
-    line = ""
-    for text in translations:
-        needs_blank = line and text and not (line[-1].isspace() or text[0].isspace())
-        line += " " * bool(needs_blank and not _NO_BLANK_AFTER.match(line[-1])) + text
-    return line
 
 
 def without_surrogates(text: str) -> str:
@@ -94,26 +114,11 @@ def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[i
     return ids
 
 
-def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Id of `<unk>`; None if the tokenizer has none, or it is a token with another purpose too."""
-    others = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
-
-
-def unknown_in(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def _unknown_in(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Strings of a text that its vocabulary lacks, one for each occurrence."""
     if unknown_id(tokenizer) not in ids:
         return ()
     return tuple(unknown_strings(tokenizer, [without_blank_ends(text)]).elements())
-
-
-def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
-    added = tokenizer.added_tokens_decoder.items()
-    dropped = {*tokenizer.all_special_ids, *(one for one, token in added if token.special)}
-    dropped -= {unknown_id(tokenizer)}
-    text: str = tokenizer.decode([token for token in ids if token not in dropped])
-    return text
 
 
 def encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) -> list[int]:
@@ -164,10 +169,9 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
 
     pieces = []
     end, start = 0, _next_word(line, 0)
-    guess = _CHARACTERS * max_tokens
     while start < len(line):
-        fitting = _end_of_fitting(line, start, guess, tokenizer, max_tokens)
-        guess = 2 * (fitting - start)
+        text = line[start : start + _CHARACTERS * max_tokens]
+        fitting = start + _end_of_fitting(text, tokenizer, max_tokens)
         boundaries: list[int] = []
         if fitting < len(line):
             boundaries = [*sentence_ends(line, start, fitting)][::-1]
@@ -189,34 +193,22 @@ def _next_word(line: str, start: int) -> int:
     return found.start() if found else len(line)
 
 
-def _end_of_fitting(
-    line: str, start: int, guess: int, tokenizer: PreTrainedTokenizerBase, max_tokens: int
-) -> int:
-    """End of the longest text from `start` that has at most `max_tokens` tokens.
-
-    The next `guess` characters are searched, and twice as many if all of them fit.
-    """
-
-    def encode(end: int) -> BatchEncoding:
-        is_fast = tokenizer.is_fast
-        return tokenizer(line[start:end], return_offsets_mapping=is_fast, verbose=False)
-
-    while True:
-        end = min(start + guess, len(line))
-        encoded = encode(end)
-        if len(encoded["input_ids"]) > max_tokens:
-            break
-        if end == len(line):
-            return end
-        guess *= 2
+def _end_of_fitting(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> int:
+    """End of the longest beginning of a text that has at most `max_tokens` tokens."""
+    options = {"return_offsets_mapping": tokenizer.is_fast, "verbose": False}
+    encoded = tokenizer(text, **options)
+    if len(encoded["input_ids"]) <= max_tokens:
+        return len(text)
     if tokenizer.is_fast:
         # The last allowed token is `</s>`, or a code after it.
-        fitting, _ = encoded["offset_mapping"][max_tokens - end_length(tokenizer)]
-    else:
-        # Longer texts are taken to have no fewer tokens.
-        ends = range(start + 1, end + 1)
-        fitting = bisect_right(ends, max_tokens, key=lambda one: len(encode(one)["input_ids"]))
-    return start + max(1, fitting)
+        end: int = encoded["offset_mapping"][max_tokens - end_length(tokenizer)][0]
+        return max(1, end)
+
+    def length(end: int) -> int:
+        return len(tokenizer(text[:end], **options)["input_ids"])
+
+    # Longer texts are taken to have no fewer tokens.
+    return max(1, bisect_right(range(1, len(text) + 1), max_tokens, key=length))
 
 
 def with_prefixes(

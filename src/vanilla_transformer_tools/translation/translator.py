@@ -1,16 +1,13 @@
 """Text in, text out: translating lines with a trained model."""
 
-import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, repeat
 from os import PathLike
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.text_vanilla_transformer import BLANKS, blank_ends
 from vanilla_transformer_tools.saved_folder import gpu_computes_bfloat16
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import EngineName
@@ -25,25 +22,20 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
 from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
 from vanilla_transformer_tools.translation.loading import load_engine, training_defaults
 from vanilla_transformer_tools.translation.results import (
-    Piece,
     Translation,
+    different_first,
     join_parts,
+    translation_of,
     with_alternatives,
 )
 from vanilla_transformer_tools.translation.segments import (
-    Part,
+    Piece,
     cut_lines,
-    decode,
     encode_prefix,
-    sentences_of,
-    unknown_id,
-    unknown_in,
     with_prefixes,
     without_surrogates,
 )
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
-
-logger = logging.getLogger(__name__)
 
 # A window of lines is sorted by length: at most this number of lines, and no further line after
 # this number of characters. Results come in order, so a line waits for its window only.
@@ -56,14 +48,10 @@ TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 64_000
 # Shorter sources count as this many tokens of a batch, since each hypothesis takes memory too.
 LEAST_TOKENS = 16
 
-# What `str.splitlines` and many editors take for the end of a line.
-_LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
-
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """A line, its number in messages, and the ids that its translation begins with."""
 
     number: int
@@ -129,14 +117,7 @@ class Translator:
     ) -> None:
         if isinstance(model, PreTrainedModel):
             generation_config = generation_config or model.generation_config
-            model = TorchEngine(model)
-        if not hasattr(model, "translate_batch"):
-            raise TypeError(
-                "`model` must be a PreTrainedModel or an engine, got "
-                f"{type(model).__name__}. Unwrap it: `get_base_model()` of a PEFT model keeps its "
-                "adapter, and `torch.compile` leaves the model that it was given as it was."
-            )
-        self.engine: Engine = model
+        self.engine = _engine_of(model)
         self.generation_config = generation_config = generation_config or GenerationConfig()
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer or tokenizer).between(
             source_language, target_language, generation_config
@@ -163,53 +144,41 @@ class Translator:
         self.max_source_length = int(min(max_source_length, self.engine.last_position))
         rows = self.search.num_hypotheses if self.search.do_sample else self.search.num_beams
         if max_tokens_per_batch is None:
-            engine = self.engine
-            on_gpu = isinstance(engine, TorchEngine) and engine.model.device.type == "cuda"
-            max_tokens_per_batch = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU
+            max_tokens_per_batch = TOKENS_ON_GPU if _is_on_gpu(self.engine) else TOKENS_ON_CPU
         self._budget = max_tokens_per_batch
         self.max_tokens_per_batch = max_tokens_per_batch // rows
-        self._check(max_tokens_per_batch, generation_config.decoder_start_token_id)
+        if faults := list(self._faults(generation_config.decoder_start_token_id)):
+            raise ValueError("\n".join(faults))
 
-    def _check(self, max_tokens_per_batch: int, start_token: int | None) -> None:
-        faults = []
-        if self.tokenizers.start_token not in (None, start_token):
-            language = self.tokenizers.target.convert_ids_to_tokens(self.tokenizers.start_token)
-            faults.append(
-                f"`target_language` must be the one that `decoder_start_token_id` names, got "
-                f"{language}, whose id is {self.tokenizers.start_token}, and {start_token}. Leave "
-                "it out, set `decoder_start_token_id` of generation_config.json, or train with "
+    def _faults(self, start_token: int | None) -> Iterator[str]:
+        pair = self.tokenizers
+        if pair.start_token not in (None, start_token):
+            yield (
+                "`target_language` must be the one that `decoder_start_token_id` names, got "
+                f"{pair.target.convert_ids_to_tokens(pair.start_token)}, whose id is "
+                f"{pair.start_token}, and {start_token}. Leave it out, set "
+                "`decoder_start_token_id` of generation_config.json, or train with "
                 "--target_language."
             )
-        if max_tokens_per_batch < 1:
-            faults.append(
-                f"`max_tokens_per_batch` must be at least 1, got {max_tokens_per_batch}. "
-                "4096 are usual."
-            )
         config = self.engine.model.config if isinstance(self.engine, TorchEngine) else None
-        has_one = self.tokenizers.is_joint and not knows_both_sides(self.target_tokenizer)
+        has_one = pair.is_joint and not knows_both_sides(pair.target)
         if config and has_one and has_target_vocabulary(config.to_dict()):
-            faults.append(
+            yield (
                 "`target_tokenizer` must be the one of the model's own target vocabulary, of "
                 f"{config.decoder_vocab_size} tokens, got none. Give it, or let "
                 "`from_pretrained` load both."
             )
-        prefix = len(self.tokenizers.source_prefix)
-        shortest = 2 + prefix
-        if self.max_source_length < shortest:
-            faults.append(
-                f"`max_source_length` must be at least {shortest}, one token of text and `</s>`"
+        prefix = len(pair.source_prefix)
+        if self.max_source_length < 2 + prefix:
+            yield (
+                f"`max_source_length` must be at least {2 + prefix}, one token of text and `</s>`"
                 f"{' after a tag' * prefix}, got {self.max_source_length}."
             )
-        if not isinstance(self.engine, TorchEngine):
-            wanted = {"details": self.details, "seed": self.search.seed}
-            faults += [
-                f"`{name}` needs the engine 'torch', since {reason}; got "
-                f"{type(self.engine).__name__}."
-                for name, reason in _NEEDS_TORCH.items()
-                if wanted[name]
-            ]
-        if faults:
-            raise ValueError("\n".join(faults))
+        wanted = {"details": self.details, "seed": self.search.seed}
+        for name, reason in _NEEDS_TORCH.items():
+            if wanted[name] and not isinstance(self.engine, TorchEngine):
+                engine = type(self.engine).__name__
+                yield f"`{name}` needs the engine 'torch', since {reason}; got {engine}."
 
     @classmethod
     def from_pretrained(
@@ -328,36 +297,22 @@ class Translator:
                 )
             yield _Line(number, without_surrogates(line), prefix)
 
-    def _cut(self, line: _Line, parts: list[Part]) -> list[Piece]:
-        """The pieces of a line; the first one begins with the prefix."""
-        tag = self.tokenizers.source_prefix
-        pieces = [
-            Piece(text, [*tag, *ids], unknown=unknown_in(text, ids, self.tokenizer))
-            for text, ids in parts
-        ]
-        for piece in pieces[:1]:
-            piece.prefix = line.prefix
-        for piece in pieces:
-            if self.copy_without_letters and not (piece.prefix or has_letter(piece.text)):
-                piece.translation = self._copy(piece.text)
-        if len(parts) > max(1, len(sentences_of(line.text, self.split_sentences))):
-            logger.warning(
-                "Line %d is longer than %d tokens and is translated in %d pieces.",
-                line.number,
-                self.max_source_length,
-                len(parts),
-            )
-        return pieces
-
     def _translate_window(self, window: list[_Line]) -> Iterator[Translation]:
         """The translation of each line, in order; an error comes after those before it."""
-        parts = cut_lines(
+        rows = cut_lines(
             [line.text for line in window],
             self.tokenizer,
-            self.max_source_length - len(self.tokenizers.source_prefix),
+            self.max_source_length,
+            tag=self.tokenizers.source_prefix,
             split_sentences=self.split_sentences,
+            first_line=window[0].number,
         )
-        rows = [self._cut(line, texts) for line, texts in zip(window, parts, strict=True)]
+        for line, row in zip(window, rows, strict=True):
+            for piece in row[:1]:
+                piece.prefix = line.prefix
+            for piece in row:
+                if self.copy_without_letters and not (piece.prefix or has_letter(piece.text)):
+                    piece.translation = self._copy(piece.text)
         fault: Exception | None = None
         try:
             pieces = chain.from_iterable(rows)
@@ -396,52 +351,40 @@ class Translator:
 
     def _translate_batch(self, batch: list[Piece]) -> list[Translation]:
         """The translation of each piece, in the white space of its source."""
+        search, count = self.search, self.search.num_hypotheses
         limits = [
             max(
-                len(piece.source) + self.search.max_extra_tokens,
-                len(self.search.opening(piece.prefix)) + 1,
+                len(piece.source) + search.max_extra_tokens,
+                len(search.opening(piece.prefix)) + 1,
             )
             for piece in batch
         ]
-        sources = [piece.source for piece in batch]
-        prefixes = [piece.prefix for piece in batch]
-        # Not all tokenizers count the codes of languages among their special tokens.
-        first = len(self.search.opening([]))
-        count, search = self.search.num_hypotheses, self.search
-        if count > 1 and not search.do_sample:
+        may_repeat = count > 1 and not search.do_sample
+        if may_repeat:
             # Several outputs of a beam may have one text.
             search = replace(search, num_hypotheses=search.num_beams)
+        sources, prefixes = [piece.source for piece in batch], [piece.prefix for piece in batch]
         found = self.engine.translate_batch(sources, prefixes, limits, search)
-        if count > 1 and not search.do_sample:
-            found = [self._different(group, first)[:count] for group in found]
         details = self._details(batch, found) if self.details else repeat({})
-        return [
-            with_alternatives(
-                _within(piece, self._translation(hypothesis, first, **one))
+        # Not all tokenizers count the codes of languages among their special tokens.
+        first = len(search.opening([]))
+        translations = []
+        for piece, hypotheses in zip(batch, found, strict=True):
+            ranked = [
+                translation_of(
+                    hypothesis,
+                    piece.text,
+                    self.target_tokenizer,
+                    first,
+                    unknown_source=piece.unknown,
+                    score=hypothesis.score if search.scores else None,
+                    **one,
+                )
                 for hypothesis, one in zip(hypotheses, details, strict=False)
-            )
-            for piece, hypotheses in zip(batch, found, strict=True)
-        ]
-
-    def _different(self, hypotheses: list[Hypothesis], first: int) -> list[Hypothesis]:
-        """Hypotheses with different texts, best first, and then the others."""
-        texts = [decode(self.target_tokenizer, one.tokens[first:]) for one in hypotheses]
-        order = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) < place)
-        return [hypotheses[place] for place in order]
-
-    def _translation(self, hypothesis: Hypothesis, first: int, **details: Any) -> Translation:
-        """The text of an output from the token at `first`."""
-        text = decode(self.target_tokenizer, hypothesis.tokens[first:])
-        text, replaced = _LINE_SEPARATORS.subn(" ", text)
-        unknown = unknown_id(self.tokenizers.target)
-        return Translation(
-            text,
-            reached_limit=hypothesis.reached_limit,
-            replaced_separators=replaced,
-            unknown=sum(token == unknown for token in hypothesis.tokens),
-            score=hypothesis.score if self.search.scores else None,
-            **details,
-        )
+            ]
+            ranked = different_first(ranked)[:count] if may_repeat else ranked
+            translations.append(with_alternatives(ranked))
+        return translations
 
     def _details(
         self, batch: list[Piece], found: list[list[Hypothesis]]
@@ -493,12 +436,18 @@ def windows(
         yield window
 
 
-def _within(piece: Piece, translation: Translation) -> Translation:
-    """A translation in the white space of its source; an argument may hold a line feed."""
-    # Its blanks, without controls and marks.
-    before, after = (
-        "".join(character for character in end if character in BLANKS)
-        for end in blank_ends(piece.text.replace("\n", " "))
-    )
-    text = before + translation.text + after
-    return replace(translation, text=text, unknown_source=piece.unknown)
+def _engine_of(model: PreTrainedModel | Engine) -> Engine:
+    """The engine that searches with a model, or is one."""
+    if isinstance(model, PreTrainedModel):
+        return TorchEngine(model)
+    if not hasattr(model, "translate_batch"):
+        raise TypeError(
+            "`model` must be a PreTrainedModel or an engine, got "
+            f"{type(model).__name__}. Unwrap it: `get_base_model()` of a PEFT model keeps its "
+            "adapter, and `torch.compile` leaves the model that it was given as it was."
+        )
+    return model
+
+
+def _is_on_gpu(engine: Engine) -> bool:
+    return isinstance(engine, TorchEngine) and engine.model.device.type == "cuda"
