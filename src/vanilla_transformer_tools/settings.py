@@ -109,11 +109,6 @@ TARGET_LANGUAGE = (
     "Language to translate into, of a model of several directions: one of --tag_column, or of the "
     "pretrained model. Default: the one with which the model begins its outputs, if it has one."
 )
-_SPLIT_SENTENCES = (
-    "Translates each sentence of a line separately: a model that was trained on single sentences "
-    "leaves out most of a longer line. Default: on if the training lines were single sentences, "
-    "as run.json of the model says."
-)
 DTYPE = (
     "Type of the weights in memory; auto: as they were saved, or bfloat16 on a GPU that computes "
     "in it."
@@ -383,8 +378,9 @@ class SearchSettings:
         "Default: --max_length of the model's training, else its max_position_embeddings."
     )
     split_sentences: bool | None = _search(
-        f"{_SPLIT_SENTENCES} Default: on if run.json of the model says that its training lines "
-        "were single sentences.",
+        "Translates each sentence of a line separately: a model that was trained on single "
+        "sentences leaves out most of a longer line. Default: on if the training lines were single "
+        "sentences, as run.json of the model says.",
         action=BooleanOptionalAction,
     )
     copy_without_letters: bool | None = _search(
