@@ -1,7 +1,6 @@
 """What all commands share."""
 
 import io
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ from torch import distributed
 
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.translation.streams import opened_output
 
@@ -74,21 +72,6 @@ def test_error_is_reported_without_what_surrounds_it(capsys, error, told):
     assert capsys.readouterr().err.startswith(f"vanilla-transformer: {told}")
 
 
-def test_full_disk_is_told_once():
-    code = """if True:
-        from vanilla_transformer_tools.commands.command import run
-        run(lambda argv: print("line"), [])
-    """
-
-    with open("/dev/full", "wb") as full:
-        ended = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False
-        )
-
-    assert ended.returncode == 2
-    assert ended.stderr == b"vanilla-transformer: [Errno 28] No space left on device\n"
-
-
 def test_threads_are_chosen_once_before_a_model_translates(run, folder, monkeypatch):
     counted = []
     cores = SimpleNamespace(use=lambda: counted.append("idle"))
@@ -124,20 +107,6 @@ def test_translations_are_utf_8_in_any_terminal(monkeypatch):
         write("\u4e2d\n".encode())
 
     assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"
-
-
-def test_interrupt_while_commands_are_imported_ends_without_a_traceback(monkeypatch):
-    class Imported:
-        @property
-        def main(self):
-            raise KeyboardInterrupt
-
-    monkeypatch.setitem(sys.modules, "vanilla_transformer_tools.commands.__main__", Imported())
-
-    with pytest.raises(SystemExit) as ended:
-        main(["push"])
-
-    assert ended.value.code == 130
 
 
 def test_version_and_the_nearest_command_file_and_option_are_named(

@@ -1,13 +1,8 @@
 """What the commands write, and what becomes of it when something goes wrong."""
 
-import io
-import shutil
-import sys
-
 import pytest
 
 from vanilla_transformer_tools.translation import translator
-from vanilla_transformer_tools.translation.streams import typed_lines
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..support.full_disk import small_files
@@ -19,38 +14,6 @@ BEFORE = "".join(f"{line}\n" for line in LINES)
 @pytest.fixture
 def model(folder):
     return folder
-
-
-def test_other_output_in_the_folder_of_a_model_is_written(run, model, tmp_path):
-    out = shutil.copytree(model, tmp_path / "model") / "lines.json"
-
-    assert run("translate", "--model", tmp_path / "model", "--output", out, "ja")[0] == 0
-
-    assert out.read_text().count("\n") == 1
-
-
-class Terminal(io.StringIO):
-    """Somebody types and reads."""
-
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize(("output", "prompt"), [(Terminal, "> "), (io.StringIO, "")])
-def test_prompt_is_shown_on_a_terminal_only(monkeypatch, output, prompt):
-    prompts, typed = [], iter(["ja", "nein"])
-
-    def read_line(shown):
-        prompts.append(shown)
-        for line in typed:
-            return line
-        raise EOFError
-
-    monkeypatch.setattr(sys, "stdout", output())
-    monkeypatch.setattr("builtins.input", read_line)
-
-    assert list(typed_lines()) == ["ja", "nein"]
-    assert prompts == [prompt] * 3
 
 
 # A disk that is full

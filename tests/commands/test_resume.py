@@ -106,14 +106,6 @@ def test_resume_takes_what_changes_no_result(run, job, folder, tmp_path):
     assert (status, out.read_bytes()) == (0, whole)
 
 
-def test_record_of_a_job_that_wrote_nothing_does_not_hinder_another(run, job, tmp_path):
-    argv, out = job()
-    out.write_bytes(b"")
-
-    assert run(*argv, "--num_beams", 1, "--resume")[0] == 0
-    assert out.read_bytes() == run(*argv[:4], *argv[6:], "--num_beams", 1)[1]
-
-
 def test_resume_leaves_a_complete_output_as_it_is(run, job, monkeypatch):
     argv, out = job()
     assert run(*argv, "--resume")[0] == 0
@@ -136,14 +128,3 @@ def test_resume_cuts_half_a_line_off(run, job):
 
     assert run(*argv, "--resume")[0] == 0
     assert out.read_bytes() == before
-
-
-def test_devices_and_jobs_without_an_input_have_no_record_at_the_end(run, folder, tmp_path):
-    device, out = tmp_path / "device", tmp_path / "out"
-    device.symlink_to("/dev/null")
-
-    with interrupted_after(1):
-        run("--model", folder, "--output", device, "ja", "nein")
-    assert run("--model", folder, "--output", out, "ja")[0] == 0
-
-    assert sorted(tmp_path.iterdir()) == [device, out]

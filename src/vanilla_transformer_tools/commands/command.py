@@ -1,7 +1,6 @@
 """Shared parts of all commands: parser, exit statuses, messages, and loading a translator."""
 
 import argparse
-import copy
 import difflib
 import gc
 import io
@@ -13,10 +12,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 from transformers.hf_argparser import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
@@ -142,50 +141,49 @@ class Parser(HfArgumentParser):
         print(self.format_help(), end="", file=file, flush=True)
 
 
-class _SettingsParser(Parser):
-    """Parser of our own settings: options are in groups, and switches take no value."""
+def _add_options(parser: Parser, settings: type, within: str = "") -> None:
+    """Adds an option for each field with a help text, in its group.
 
-    @staticmethod
-    def _parse_dataclass_field(parser: argparse.ArgumentParser, field: Field[Any]) -> None:
-        if described := field.metadata.get("options_of"):
-            _add_fields(parser, field.name, described)
-            return
+    Args:
+        parser: Parser of a command.
+        settings: A dataclass; where a field has `options_of` another one, its options come too.
+        within: Field that holds such options.
+    """
+    for item in fields(settings):
+        words = dict(item.metadata)
+        if described := words.pop("options_of", None):
+            _add_options(parser, described, item.name)
+            continue
+        if "help" not in words:
+            continue
         place: Any = parser
-        if (group := field.metadata.get("group")) is not None:
+        if title := words.pop("group", within):
             titled = {each.title: each for each in parser._action_groups}
-            place = titled.get(group) or parser.add_argument_group(group)
-            field = copy.copy(field)
-            others = {key: value for key, value in field.metadata.items() if key != "group"}
-            field.metadata = MappingProxyType(others)
-        if field.type is bool:
-            place.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
-        elif field.metadata.keys() & {"action", "nargs"}:
-            default = field.default if field.default_factory is MISSING else field.default_factory()
-            several = {"nargs": "+"} if field.metadata.get("action") == "extend" else {}
-            place.add_argument(f"--{field.name}", default=default, **several | dict(field.metadata))
-        else:
-            HfArgumentParser._parse_dataclass_field(place, field)
-
-
-def _add_fields(parser: argparse.ArgumentParser, name: str, described: type) -> None:
-    """Adds an option for each field with a help text of a dataclass, in a group of this name."""
-    titled = {each.title: each for each in parser._action_groups}
-    place = titled.get(name) or parser.add_argument_group(name)
-    for item in fields(described):
-        if "help" not in item.metadata:
-            continue
+            place = titled.get(title) or parser.add_argument_group(title)
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        words["default"] = None if words.pop("of_model", False) else default
+        words.pop("range", None)
+        # Without the None of `int | None`.
+        kind, *others = [each for each in get_args(item.type) if each is not NoneType] or [
+            item.type
+        ]
+        kind = item.type if others or get_origin(item.type) in (list, Literal) else kind
+        if get_origin(kind) is Literal:
+            words["choices"] = get_args(kind)
+        elif item.type is bool:
+            words["action"] = "store_true"
+        elif words.get("action") is not argparse.BooleanOptionalAction:
+            words.setdefault("type", get_args(kind)[0] if get_origin(kind) is list else kind)
+            if get_origin(kind) is list and words.get("action") != "append":
+                words.setdefault("nargs", "+")
+        if item.default is MISSING and item.default_factory is MISSING:
+            del words["default"]
         options = dict.fromkeys([f"--{item.name}", f"--{item.name.replace('_', '-')}"])
-        words: dict[str, Any] = {"help": item.metadata["help"], "dest": f"{name}.{item.name}"}
-        if item.type is bool:
-            place.add_argument(*options, action="store_true", **words)
-            continue
-        default = None if item.metadata.get("of_model") else item.default
-        words |= {"type": item.type, "metavar": item.name.upper(), "default": default}
-        place.add_argument(*options, **words)
+        place.add_argument(*options, dest=f"{within}.{item.name}".lstrip("."), **words)
 
 
 def _values(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Values by field; those of `_add_fields` are together in one."""
+    """Values by field; those of `options_of` another class are together in one."""
     values: dict[str, Any] = {}
     for dest, value in vars(namespace).items():
         field_name, _, inner = dest.partition(".")
@@ -237,8 +235,8 @@ def options_among(words: Iterable[str], *parsers: Parser) -> set[str]:
 
 def build_parser(command: Command, settings: type, epilog: str) -> Parser:
     """Parser of a command: its docstring is the description, fields of its settings the options."""
-    return _SettingsParser(
-        settings,
+    parser = Parser(
+        [],
         # Python's keywords have an underscore after their names.
         prog=f"vanilla-transformer {command.__name__.rstrip('_')}",
         description=command.__doc__,
@@ -246,6 +244,8 @@ def build_parser(command: Command, settings: type, epilog: str) -> Parser:
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
+    _add_options(parser, settings)
+    return parser
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
