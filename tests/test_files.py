@@ -249,14 +249,6 @@ def test_every_kind_of_full_disk_keeps_its_number(tmp_path, number):
     assert os.strerror(number) in str(told.value)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EACCES, "mine"), ValueError("(os error 13)")])
-def test_other_errors_than_a_full_disk_stay_what_they_are(tmp_path, error):
-    with pytest.raises(type(error)) as told, naming_full_disk(tmp_path, "a thing"):
-        raise error
-
-    assert told.value is error
-
-
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

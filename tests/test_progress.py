@@ -40,22 +40,6 @@ def test_what_is_printed_or_logged_appears_above_the_bar(monkeypatch):
     assert last.endswith("| 2/4")
 
 
-def test_bar_is_left_when_work_fails(monkeypatch):
-    def fail():
-        with bar_on_terminal("train", 4, "") as bar:
-            bar.update(3)
-            raise ValueError("no reason")
-
-    with terminal(monkeypatch) as screen:
-        stream = sys.stderr
-        with pytest.raises(ValueError, match="no reason"):
-            fail()
-        assert sys.stderr is stream
-        print("what failed", file=sys.stderr)
-
-    assert [line[:5] for line in screen.lines] == ["train", "what "]
-
-
 @pytest.mark.parametrize(
     ("total", "start", "end"),
     [(4, "translate |█", ", 00:00 left"), (None, "translate 4 lines, ", "s")],
@@ -98,10 +82,3 @@ def test_first_line_of_a_window_does_not_stand_for_all(clock, capsys):
                 advance()
 
     assert capsys.readouterr().err == "translate 101/4,000 lines, 0.25 lines/s, 4:17:21 left\n"
-
-
-def test_nothing_is_printed_where_progress_is_not_wanted(monkeypatch):
-    with terminal(monkeypatch) as screen, line_progress("x", 2, is_shown=False) as advance:
-        advance()
-
-    assert screen.lines == []

@@ -6,7 +6,7 @@ the files that results depend on. Nothing that differs from its record is loaded
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -83,8 +83,6 @@ _MODEL_FILES = (
 _FILES_BESIDE_MODEL = (CARD_FILE, LOG_FILE, RESULTS_FILE, FILES_FILE)
 # Ids without which no search runs.
 _SEARCH_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
-# Tensors that an error names before it only counts the rest.
-_NAMED_TENSORS = 3
 
 
 def local_folder(model_name_or_path: str) -> Path | None:
@@ -163,20 +161,16 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def check_objects(folder: Path, names: Sequence[str] = _OBJECT_FILES) -> None:
+def check_objects(folder: Path) -> None:
     """Rejects a folder with a damaged JSON file, on which Transformers would fail obscurely.
 
     A damaged `generation_config.json` it would even ignore, and search otherwise.
-
-    Args:
-        folder: Folder of a model.
-        names: Files that hold objects; those that are missing are not read.
 
     Raises:
         ValueError: If one holds anything but an object.
         OSError: If one cannot be read.
     """
-    for name in names:
+    for name in _OBJECT_FILES:
         if (folder / name).exists():
             read_object(folder / name)
 
@@ -237,17 +231,10 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
 
 
 def shards_in(index: Path) -> dict[str, str]:
-    """Name of the file of each tensor, from the index of weights in several files.
-
-    Raises:
-        ValueError: If the index is damaged.
-    """
-    listed = read_object(index).get("weight_map")
-    if not isinstance(listed, dict):
-        raise ValueError(
-            f"{index} must have a `weight_map` with the file of each tensor, got {listed!r:.60}. "
-            "Copy the model again."
-        )
+    """Name of the file of each tensor, from the index of weights in several files."""
+    listed: dict[str, str] = read_object(index).get("weight_map") or {}
+    if not listed:
+        raise ValueError(f"{index} must have a `weight_map` of tensors. Copy the model again.")
     return listed
 
 
@@ -282,7 +269,7 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     name = model_name_or_path
     loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
     if folder := local_folder(name):
-        check_objects(folder, (CONFIG_NAME, GENERATION_CONFIG_NAME))
+        check_objects(folder)
         is_pickled = (folder / WEIGHTS_NAME).is_file() and not any(folder.glob("*.safetensors"))
         if is_pickled and loading["use_safetensors"]:
             raise OSError(
@@ -441,10 +428,9 @@ def align_weights(model: nn.Module) -> None:
 
 
 def _some(names: Iterable[str]) -> str:
-    first, *others = sorted(names)
-    named = [first, *others[: _NAMED_TENSORS - 1]]
-    rest = len(others) + 1 - len(named)
-    return ", ".join(named) + f" and {rest} more" * (rest > 0)
+    """The first three names, and how many more there are."""
+    named = sorted(names)
+    return ", ".join(named[:3]) + f" and {len(named) - 3} more" * (len(named) > 3)
 
 
 @contextmanager

@@ -98,14 +98,3 @@ def test_choice_of_a_person_and_tokenised_text_are_respected(usable):
 )
 def test_language_is_read_from_the_end_of_a_name(file, language):
     assert language_of_file(file) == language
-
-
-def test_flores200_is_usable_once_its_model_is_there(monkeypatch, tmp_path):
-    pytest.importorskip("sentencepiece")
-    monkeypatch.setattr(bleu_tokenizers.sacrebleu, "SACREBLEU_DIR", str(tmp_path))
-    assert resolve("auto", LINES["th"]).name == "char"
-
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/flores200sacrebleuspm").touch()
-
-    assert resolve("auto", LINES["th"]).name == "flores200"

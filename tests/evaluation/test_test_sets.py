@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from vanilla_transformer_tools.evaluation import test_sets as module
-from vanilla_transformer_tools.evaluation.test_sets import find_test_set, is_named
+from vanilla_transformer_tools.evaluation.test_sets import find_test_set
 
 
 @pytest.fixture
@@ -24,12 +24,6 @@ def listed(monkeypatch):
         monkeypatch.setattr(module, "DATASETS", {"news21": known, "news20": known})
 
     return add
-
-
-def test_only_a_name_with_the_prefix_is_one_of_the_list():
-    assert is_named(["sacrebleu:news21:de-en"])
-    assert not is_named(["news21"])
-    assert not is_named(["sacrebleu:news21:de-en", "b"])
 
 
 def test_named_test_set_has_all_references_and_its_language(listed):

@@ -62,10 +62,9 @@ def test_shards_are_read_by_their_index_and_faults_named(shards):
     (shards / "1.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"1\.safetensors"):
         read_tensors(shards)
-    for listed in (None, []):
-        (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
-        with pytest.raises(ValueError, match=r"must have a `weight_map` .*, got .*\. Copy the mo"):
-            read_tensors(shards)
+    (shards / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"index.json must have a `weight_map` .* Copy the model"):
+        read_tensors(shards)
 
 
 @pytest.mark.parametrize(("names", "got"), [([], "none"), (["a.pt", "b.pt"], "a.pt, b.pt")])

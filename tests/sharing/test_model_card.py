@@ -63,14 +63,6 @@ def test_card_is_valid_to_the_hub_and_tells_what_only_the_user_knows(make_card):
     assert (result.dataset_name, result.dataset_type) == ("Straße & Co: test", "Stra-e-Co-test")
 
 
-# The settings of an older run know nothing of these.
-@pytest.mark.parametrize("settings", [{"language": [], "dataset_tags": [], "license": None}, {}])
-def test_card_says_nothing_of_what_was_not_told(make_card, settings):
-    metadata = make_card(**settings).data.to_dict()
-
-    assert metadata.keys().isdisjoint({"language", "datasets", "license"})
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -122,15 +114,6 @@ def test_commands_of_the_card_are_those_of_the_package(make_card, monkeypatch, t
 
     named = ["--model", tmp_path.name]
     assert called == [(translate, [*named, "..."])]
-
-
-def test_command_of_the_card_names_a_language_of_the_model(make_card, tmp_path):
-    make_card()
-    run = json.loads((tmp_path / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps({**run, "target_languages": ["fr", "de"]}))
-    write_model_card(tmp_path)
-
-    assert f'translate --model "{tmp_path.name}" --target_language fr "..."' in card_in(tmp_path)
 
 
 # A card that a person edits

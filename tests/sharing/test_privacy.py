@@ -3,7 +3,6 @@
 import json
 import string
 from base64 import b64encode
-from pathlib import Path
 from random import Random
 from time import process_time
 
@@ -123,13 +122,6 @@ def test_checksums_keep_files_of_one_name_apart():
     }
 
 
-def test_numbers_and_none_are_kept_and_the_record_given_is_not_changed():
-    record = {"a": 1, "b": [None, 0.5, True], "c": {"d": ["/x/y"]}}
-
-    assert clean_record(record) == {"a": 1, "b": [None, 0.5, True], "c": {"d": ["y"]}}
-    assert record["c"] == {"d": ["/x/y"]}
-
-
 # Files
 
 
@@ -197,14 +189,6 @@ def test_large_vocabulary_of_odd_words_is_searched_quickly_and_discloses_nothing
     assert process_time() - started < 20
 
 
-def test_masks_of_a_record_are_no_secrets():
-    record = clean_record(
-        {"arguments": {"hub_token": "x", "password": "y"}, "command": [HUB_TOKEN]}
-    )
-
-    assert find_disclosures(json.dumps(record, indent=2)) == []
-
-
 def test_secret_of_the_environment_is_found_and_named_by_its_variable(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "open sesame")
 
@@ -228,13 +212,6 @@ def test_ordinary_text_discloses_nothing(text):
     assert find_disclosures(text) == []
 
 
-def test_all_disclosures_are_found_in_the_order_of_lines():
-    text = f"/home/jo\n{HUB_TOKEN} /home/jo /home/jo\n/Users/jo"
-
-    assert [line for line, _ in find_disclosures(text)] == [1, 2, 2, 3]
-    assert HUB_TOKEN not in str(find_disclosures(text))
-
-
 def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypatch):
     monkeypatch.setenv("MY_PASSWORD", "▁sesame▁")
     words = ["▁/home/jo", "▁sesame▁", "scheme://[user:passwd@]proxy", HUB_TOKEN]
@@ -242,23 +219,3 @@ def test_vocabulary_may_hold_paths_and_words_of_its_text_but_no_tokens(monkeypat
 
     assert find_disclosures(text, is_vocabulary=True) == [(4, "a token of the Hub")]
     assert [line for line, _ in find_disclosures(text)] == [1, 2, 4]
-
-
-def test_root_and_no_home_at_all_are_no_disclosure(monkeypatch):
-    monkeypatch.setenv("HOME", "/")
-    assert Path.home() == Path("/")
-    assert find_disclosures("1 / 2, /usr/bin") == []
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-    assert find_disclosures("~/a and /b") == []
-
-
-def test_relative_path_of_what_exists_becomes_a_name_but_a_name_on_the_hub_is_kept(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "me" / "pairs").mkdir(parents=True)
-    record = {"settings": {"dataset_tags": ["me/pairs"]}, "arguments": {"hub_model_id": "me/pairs"}}
-
-    assert clean_record({**record, "command": ["me/pairs"]}) == {**record, "command": ["pairs"]}
