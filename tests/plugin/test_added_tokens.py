@@ -87,11 +87,3 @@ def test_symbols_are_kept_whole_and_taken_from_the_vocabulary(kind, tmp_path):
     for loaded in saved_and_loaded(tokenizer, tmp_path):
         assert {"<ph>", "%1$s"} < set(loaded.tokenize(text))
         assert loaded.decode(loaded(text).input_ids, skip_special_tokens=True) == text
-
-
-def test_nothing_is_learned_from_symbols():
-    tokenizer = VanillaTransformerTokenizer.train(
-        ["<ph>x <ph>y"] * 50, vocab_size=300, symbols=["<ph>"]
-    )
-
-    assert not {"ph", "<", ">"} & set(tokenizer.get_vocab())

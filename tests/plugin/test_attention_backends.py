@@ -316,31 +316,6 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_kernel_is_handed_heads_mask_scale_and_dropout(tiny_model, batch, handed, training):
-    tiny_model.set_attn_implementation("own_kernel")
-    for module in tiny_model.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.25
-
-    tiny_model.train(training)(**batch)
-
-    # For each attention: shapes of queries and of keys, whether it is causal, and its mask.
-    is_real = batch["attention_mask"].bool().tolist()
-    around = ((3, 2, 7, 12), (3, 2, 7, 12), False, is_real)
-    back = ((3, 4, 5, 6), (3, 4, 5, 6), True, None)
-    across = ((3, 4, 5, 6), (3, 4, 7, 6), False, is_real)
-    expected = [around] * 2 + [back, across] * 3
-    for call, (queries, keys, is_causal, mask) in zip(handed, expected, strict=True):
-        assert call["query"].shape == queries
-        assert call["key"].shape == call["value"].shape == keys
-        assert call["scaling"] == pytest.approx(keys[-1] ** -0.5)
-        assert call["dropout"] == (0.25 if training else 0.0)
-        assert call["module"].is_causal == is_causal
-        given = call["attention_mask"]
-        assert (given if given is None else given.tolist()) == mask
-
-
 # Both stacks share the one config, which has no name of its own.
 @pytest.mark.parametrize("choice", ["own_kernel", {"": "own_kernel"}, None])
 def test_chosen_kernel_computes_every_attention_and_is_not_saved(

@@ -21,13 +21,6 @@ def wide_layer() -> torch.nn.Linear:
     return torch.nn.Linear(512, 1024).requires_grad_(False)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 9])
-def test_weight_laid_out_for_few_rows_is_the_same_map(wide_layer, rows):
-    x = torch.randn(rows, 512)
-
-    torch.testing.assert_close(WeightLayouts().linear(wide_layer)(x), wide_layer(x))
-
-
 def change_a_row_past_the_version(layer: torch.nn.Linear) -> None:
     layer.weight.data[1000] = 1.0
 
@@ -74,14 +67,6 @@ def test_copies_of_a_model_have_no_layouts(laid_out_model):
     assert count_layouts(laid_out_model) > 0
     assert count_layouts(copy.deepcopy(laid_out_model)) == 0
     assert count_layouts(pickle.loads(pickle.dumps(laid_out_model))) == 0
-
-
-def test_training_frees_the_layouts(laid_out_model, batch):
-    assert count_layouts(laid_out_model) > 0
-
-    laid_out_model.train()(**batch)
-
-    assert count_layouts(laid_out_model) == 0
 
 
 def test_weights_of_another_kind_make_their_own_products():

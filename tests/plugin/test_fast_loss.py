@@ -1,7 +1,6 @@
 """Gradients of the loss: who owns them, and how those of a tied matrix are summed."""
 
 from copy import deepcopy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +10,12 @@ from torch import Tensor, nn
 from vanilla_transformer import fast_loss_vanilla_transformer
 from vanilla_transformer.fast_loss_vanilla_transformer import (
     LossTerms,
-    chunk_rows,
     loss_sum,
     projected_loss_sum,
 )
 from vanilla_transformer.modeling_vanilla_transformer import Backend
 
-from ..models import TWO_TABLES, UNTIED, Batch, Model, build_variant
+from ..models import TWO_TABLES, UNTIED, build_variant
 
 
 @pytest.fixture
@@ -45,33 +43,6 @@ def test_retained_graph_gives_the_gradients_again(projection):
     for one, copy, other in zip(first, kept, second, strict=True):
         assert torch.equal(one, copy)
         torch.testing.assert_close(other, one * 1.5, rtol=1e-12, atol=0)
-
-
-def test_second_backward_pass_needs_a_retained_graph(projection):
-    loss, _ = loss_of(projection)
-    loss.backward()
-
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        loss.backward()
-
-
-def gradients_of(model: Model, batch: Batch) -> dict[str, Tensor]:
-    model.zero_grad()
-    (model.train()(**batch).loss / 3).backward()
-    return {name: one.grad for name, one in model.named_parameters()}
-
-
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint:UserWarning")
-def test_layers_above_a_frozen_table_are_trained_when_they_are_checkpointed(tiny_model, batch):
-    tiny_model.model.shared.weight.requires_grad_(False)
-    expected = gradients_of(tiny_model, batch)
-
-    # It asks for a gradient of what goes in.
-    tiny_model.gradient_checkpointing_enable({"use_reentrant": True})
-    actual = gradients_of(tiny_model, batch)
-
-    torch.testing.assert_close(actual, expected)
 
 
 every_term = pytest.mark.parametrize("terms", [LossTerms(), LossTerms(0.1), LossTerms(0.1, 2.0)])
@@ -153,26 +124,6 @@ def test_scaled_float16_gradients_are_those_of_float64(weights):
     assert is_small.sum() > 100
     # Logits are rounded to float16 too.
     assert (errors < 2**-5 * norms)[is_small].all()
-
-
-@pytest.mark.parametrize(
-    ("device", "vocab_size", "rows"),
-    [
-        ("cpu", 37_000, 256),
-        # 16 GiB are assumed.
-        ("meta", 37_000, 3627),
-        ("meta", 5_000_000, 256),
-        ("meta", 1_000, 8192),
-        ("cuda", 37_000, 8192),
-        ("cuda", 256_206, 2619),
-    ],
-)
-def test_rows_of_a_chunk_follow_from_memory_and_vocabulary(monkeypatch, device, vocab_size, rows):
-    memory = SimpleNamespace(total_memory=80 * 2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-
-    assert chunk_rows(torch.device(device), vocab_size) == rows
 
 
 @every_term

@@ -19,7 +19,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
-from vanilla_transformer.search_vanilla_transformer import Beam, IncrementalDecoder
+from vanilla_transformer.search_vanilla_transformer import IncrementalDecoder
 from vanilla_transformer.stacks_vanilla_transformer import Decoder
 
 from ..models import Batch, Model, source_of
@@ -349,12 +349,6 @@ def test_kernel_that_a_user_registers_is_used(tiny_model, batch, monkeypatch):
     assert found.tolist() == expected.tolist() != before.tolist()
 
 
-def test_model_that_was_asked_for_weights_is_searched_as_before(monkeypatch, tiny_model, batch):
-    tiny_model(**batch, output_attentions=True)
-
-    assert_own_search_finds_the_same(monkeypatch, tiny_model, source_of(batch), num_beams=3)
-
-
 def test_search_under_autocast_is_transformers(monkeypatch, tiny_model, batch):
     with torch.autocast("cpu", torch.bfloat16):
         assert_own_search_finds_the_same(monkeypatch, tiny_model, source_of(batch))
@@ -371,28 +365,6 @@ def test_model_in_training_mode_drops_out(tiny_config, batch, num_beams):
 
     in_evaluation = generate(model.eval(), source_of(batch), num_beams=num_beams)
     assert found.tolist() != in_evaluation.tolist()
-
-
-@pytest.mark.parametrize(
-    ("early_stopping", "length_penalty", "best", "goes_on"),
-    [
-        (False, 2.0, -8.0, False),
-        ("never", 2.0, -8.0, True),
-        ("never", 2.0, -101.0, False),
-        ("never", -1.0, -0.4, True),
-        (True, 2.0, -0.1, False),
-    ],
-)
-def test_beam_goes_on_while_something_better_may_come(
-    early_stopping, length_penalty, best, goes_on
-):
-    # One output has finished with rank -1; the best that goes on has two tokens, and ten at most.
-    beam = Beam(10, 1, length_penalty, early_stopping, longest=10)
-    beam.tokens, beam.finished = [[7]], [(-1.0, [5, 2])]
-
-    beam.advance([best, best - 1], [8, 9], [0, 0], {2})
-
-    assert beam.done is not goes_on
 
 
 def logits_at_once(model: Model, targets: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 from transformers import CompileConfig, GenerationConfig, WatermarkingConfig
-from transformers.generation import utils
 
 from vanilla_transformer.generation_vanilla_transformer import CACHE
 
@@ -47,24 +46,6 @@ def log_probabilities(model: Model, batch: Batch, sequences: Tensor, source_rows
     chosen = logits.log_softmax(dim=-1).gather(-1, sequences[:, 1:, None])[..., 0]
     is_eos = (sequences[:, 1:] == EOS).long()
     return chosen.masked_fill(is_eos.cumsum(dim=-1) - is_eos > 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        ({"max_new_tokens": 4}, 0),
-        ({"generation_config": GenerationConfig(max_new_tokens=4)}, 0),
-        ({"max_new_tokens": 4, "max_length": 9}, 1),
-    ],
-)
-def test_only_a_call_with_two_limits_is_warned(tiny_model, batch, options, count, monkeypatch):
-    warnings: list[str] = []
-    monkeypatch.setattr(utils.logger, "warning", warnings.append)
-
-    generated = tiny_model.generate(**source_of(batch), **options)
-
-    assert generated.shape[1] <= 5
-    assert len(warnings) == count
 
 
 def test_start_token_that_is_an_end_may_be_generated():

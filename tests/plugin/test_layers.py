@@ -1,6 +1,5 @@
 """Positions, attention and dropout: what layers compute, and in which order."""
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -100,13 +99,6 @@ def test_generation_past_the_end_of_learned_positions_is_refused(batch, num_beam
         model.generate(**source_of(batch), **settings, min_new_tokens=12, max_new_tokens=12)
 
 
-def test_unconfigured_generation_stops_at_the_end_of_learned_positions(batch):
-    model = build_variant(**LEARNED)
-    model.generation_config.eos_token_id = None
-
-    assert model.generate(**source_of(batch)).shape == (3, 9)
-
-
 @pytest.mark.parametrize("positions", [{}, ROTARY], ids=["added", "rotary"])
 @pytest.mark.parametrize("cache_implementation", [None, "static"])
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -204,24 +196,6 @@ def test_dropout_follows_the_embedding_sum_and_each_sublayer(tiny_model, batch):
         "model.encoder.layers.0.dropout": 2,
         "model.decoder.layers.0.dropout": 3,
     }
-
-
-@pytest.mark.parametrize("has_norm", [False, True])
-def test_dropout_of_the_embedding_sum_drops_the_positions_too(batch, has_norm):
-    encoder = build_variant(dropout=0.5, embedding_layer_norm=has_norm).train().model.encoder
-
-    hidden = encoder(batch["input_ids"], output_hidden_states=True).hidden_states[0]
-
-    # Five standard deviations; positions alone have zeros in half the columns of position 0.
-    play = 5 * math.sqrt(0.25 / hidden.numel())
-    assert abs((hidden == 0).float().mean() - 0.5) < play
-
-
-def test_bias_of_the_feed_forward_network_remains_when_its_activation_is_dropped(tiny_model):
-    layer, x = tiny_model.model.decoder.layers[0], torch.randn(3, 5, 24)
-    layer.activation_dropout.register_forward_hook(lambda *call: torch.zeros_like(call[-1]))
-
-    assert torch.equal(layer.feed_forward(x), layer.fc2.bias.expand_as(x))
 
 
 def test_residual_stream_passes_when_every_sublayer_is_dropped(tiny_model, batch):

@@ -29,7 +29,7 @@ CORPUS = [
     for end in (".", "!", " ...", "")
 ]
 # Text that spells what the vocabulary reserves, often enough to be learned as one piece.
-SPELLINGS = ["</s>", "<s>", "<pad>", "<unk>", "<0x41>", "<0xE2>"]
+SPELLINGS = ["</s>", "<s>", "<pad>", "<unk>", "<0x41>", "<0xE2>", "<0xab>"]
 SPELLING_CORPUS = CORPUS + [f"x{s}y {s} {s}{s}" for s in SPELLINGS] * 100
 
 AWKWARD = [
@@ -168,16 +168,6 @@ def test_spelled_special_and_byte_tokens_are_plain_text_even_when_frequent(kind,
     assert roundtrip(tokenizer, SPELLINGS + SPELLING_CORPUS) == SPELLINGS + SPELLING_CORPUS
 
 
-@pytest.mark.parametrize("pretokenized", [False, True])
-def test_byte_tokens_in_lower_case_are_plain_text(pretokenized):
-    corpus = ["a<0xab> foo<0xab> bar<0xab> x<0xab>"] * 50 + [f"mat {n}" for n in range(200)]
-    tokenizer = VanillaTransformerTokenizer.train(
-        corpus, vocab_size=340, kind="bpe", pretokenized=pretokenized
-    )
-
-    assert roundtrip(tokenizer, ["<0xab>", *corpus[:1]]) == ["<0xab>", *corpus[:1]]
-
-
 # boundaries of pieces
 
 
@@ -247,20 +237,6 @@ def test_training_is_deterministic(kind, vocab_size):
     ]
 
     assert len({tokenizer.backend_tokenizer.to_str() for tokenizer in trained}) == 1
-
-
-@pytest.mark.parametrize("length", [500, 501, 3000])
-def test_training_learns_no_piece_of_more_than_500_characters(length):
-    # The blank in front of it counts.
-    word = "a" * (length - 1)
-
-    tokenizer = VanillaTransformerTokenizer.train([word] * 2, vocab_size=2000)
-
-    pieces = [piece for piece in tokenizer.get_vocab() if piece not in BYTE_TOKENS]
-    # A word of 500 is learned as a whole, and so is what a longer one is cut into.
-    assert max(map(len, pieces)) == 500
-    text = f"x {word}b{word}"
-    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
 def test_training_from_files_equals_training_from_texts(tmp_path):
