@@ -116,18 +116,11 @@ def _outputs(
     mask = mask if mask is None else mask[::beams]
     prompts = prompts[::beams]
     limits, ends = _limits_and_ends(stopping_criteria, *prompts.shape)
-    arguments = (
-        IncrementalDecoder(model, source, mask),
-        prompts,
-        limits,
-        ends,
-        Constraints(logits_processor),
-    )
+    decoding, constraints = IncrementalDecoder(model, source, mask), Constraints(logits_processor)
+    arguments = (decoding, prompts, limits, ends, constraints)
     own = config.eos_token_id
     first_end = own[0] if isinstance(own, list) else own
-    fill, count = config.pad_token_id, 1
-    if fill is None:
-        fill = first_end
+    fill, count = first_end if config.pad_token_id is None else config.pad_token_id, 1
     if beams == 1:
         outputs = greedy_search(*arguments, _draw if config.do_sample else None)
     else:

@@ -64,17 +64,12 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         Raises:
             ValueError: If a setting does not suit two vocabularies.
         """
-        if generation_config is not None:
-            given = vars(generation_config).items()
-            # A setting that is None is the model's own.
-            settings = {name: x for name, x in given if name in SETTINGS and x is not None}
-            kwargs = {**settings, **kwargs}
+        # A setting that is None is the model's own.
+        given = {} if generation_config is None else vars(generation_config)
+        kwargs = {k: x for k, x in given.items() if k in SETTINGS and x is not None} | kwargs
+        for config in (generation_config, self.generation_config):
             if use_transformers_search is None:
-                use_transformers_search = dict(given).get("use_transformers_search")
-        if use_transformers_search is None:
-            use_transformers_search = getattr(
-                self.generation_config, "use_transformers_search", None
-            )
+                use_transformers_search = getattr(config, "use_transformers_search", None)
         if (cache := kwargs.pop("past_key_values", None)) is None:
             cache = kwargs.pop("cache", None)
         if cache is not None:

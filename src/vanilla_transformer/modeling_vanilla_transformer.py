@@ -157,7 +157,21 @@ class OutputWithoutLogits(Seq2SeqLMOutput):
 class VanillaTransformerForConditionalGeneration(
     VanillaTransformerPreTrainedModel, VanillaTransformerGenerationMixin
 ):
-    """The complete model: encoder, decoder, output projection, loss and `generate`."""
+    """The complete model: encoder, decoder, output projection, loss and `generate`.
+
+    Its `forward` takes the arguments of the bare model and these:
+
+    - `labels` `[B, T]`, -100 at positions without a target. Missing `decoder_input_ids` are made
+      from them.
+    - `logits_to_keep`: number of last positions, or a tensor of positions, whose logits are
+      returned; 0: all. Not together with `labels`.
+    - `return_logits`: training with `labels` returns all logits too (distillation), which takes
+      their memory.
+    - `num_items_in_batch`: divisor of the summed loss. Trainer passes the number of targets in all
+      accumulated batches and processes; None: the targets of this batch.
+    - `r_drop_alpha`: weight of R-Drop's divergence, for a batch whose second half repeats its first
+      (`vanilla_transformer_tools.training.trainer`).
+    """
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -208,31 +222,15 @@ class VanillaTransformerForConditionalGeneration(
     ) -> Seq2SeqLMOutput:
         """As `VanillaTransformerModel.forward`, then logits and, given `labels`, the loss.
 
-        It takes the arguments of the bare model and these:
-
-        - `labels` `[B, T]`, -100 at positions without a target. Missing `decoder_input_ids` are
-          made from them.
-        - `logits_to_keep`: number of last positions, or a tensor of positions, whose logits are
-          returned; 0: all. Not together with `labels`.
-        - `return_logits`: training with `labels` returns all logits too (distillation), which takes
-          their memory.
-        - `num_items_in_batch`: divisor of the summed loss. Trainer passes the number of targets in
-          all accumulated batches and processes; None: the targets of this batch.
-        - `r_drop_alpha`: weight of R-Drop's divergence, for a batch whose second half repeats its
-          first (`vanilla_transformer_tools.training.trainer`).
-
         Returns:
             `loss`, smoothed in training only, and `logits` `[B, T, V]`: None while training with
             `labels`, unless `return_logits`. As a tuple, such an output has only the loss.
 
         Raises:
-            ValueError: If `labels` come with `logits_to_keep`, or differ in shape from what the
-                decoder reads, or if `r_drop_alpha` comes with an odd number of rows.
+            ValueError: If `labels` differ in shape from what the decoder reads, or if
+                `r_drop_alpha` comes with an odd number of rows.
         """
-        if labels is None:
-            self._warn_of_outer_loss(num_items_in_batch)
-        else:
-            self._refuse_partial_logits(logits_to_keep)
+        if labels is not None:
             # A loss needs no later steps, and filling a cache copies all keys and values.
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -249,17 +247,31 @@ class VanillaTransformerForConditionalGeneration(
             use_cache=use_cache,
             **kwargs,
         )
-        hidden_states = outputs.last_hidden_state
-        needs_logits = labels is None or return_logits or not self.training
+        terms = (num_items_in_batch, r_drop_alpha)
+        return self._output(outputs, labels, logits_to_keep, return_logits, *terms)
+
+    def _output(
+        self,
+        outputs: Seq2SeqModelOutput,
+        labels: Tensor | None,
+        logits_to_keep: int | Tensor,
+        return_logits: bool,
+        num_items_in_batch: int | Tensor | None,
+        r_drop_alpha: float,
+    ) -> Seq2SeqLMOutput:
+        """Logits and loss besides the outputs of the bare model."""
+        others = {name: x for name, x in outputs.items() if name != "last_hidden_state"}
+        hidden_states: Any = outputs.last_hidden_state
         logits = loss = None
-        if needs_logits:
+        if labels is None or return_logits or not self.training:
             is_count = isinstance(logits_to_keep, int)
             kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
             logits = self.lm_head(hidden_states[:, kept])
-        if labels is not None:
+        if labels is None:
+            self._warn_of_outer_loss(num_items_in_batch)
+        else:
             loss = self._loss(hidden_states, logits, labels, num_items_in_batch, r_drop_alpha)
-        others = {name: x for name, x in outputs.items() if name != "last_hidden_state"}
-        output = Seq2SeqLMOutput if needs_logits else OutputWithoutLogits
+        output = OutputWithoutLogits if logits is None else Seq2SeqLMOutput
         return output(loss=loss, logits=logits, **others)
 
     def _loss(
@@ -294,15 +306,6 @@ class VanillaTransformerForConditionalGeneration(
             num_items_in_batch = (labels != IGNORED).sum()
         # Without any target the loss is 0, not 0 / 0.
         return total / torch.as_tensor(num_items_in_batch).clamp(min=1)
-
-    def _refuse_partial_logits(self, logits_to_keep: int | Tensor) -> None:
-        """The loss needs the logits of all targets."""
-        if isinstance(logits_to_keep, Tensor) or logits_to_keep != 0:
-            raise ValueError(
-                "`labels` need the logits of all target positions, that is `logits_to_keep=0`, "
-                f"got `logits_to_keep={logits_to_keep}`. Leave out either one; to exclude targets "
-                f"from the loss, set their labels to {IGNORED}."
-            )
 
     def _warn_of_outer_loss(self, num_items_in_batch: int | Tensor | None) -> None:
         """Warns once that the config's label smoothing does not apply to the caller's loss.

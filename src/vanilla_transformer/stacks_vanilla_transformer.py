@@ -328,22 +328,11 @@ class Decoder(Stack):
 
         Returns:
             `last_hidden_state` `[B, T, D]` and the cache.
-
-        Raises:
-            ValueError: If a cache comes with gradient checkpointing in training.
         """
-        cache = past_key_values if cache is None else cache
         inputs_embeds = self.lookup(input_ids, inputs_embeds)
-        if use_cache and cache is None:
-            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        if cache is not None and self.training and self.gradient_checkpointing:
-            raise ValueError(
-                "Gradient checkpointing runs each layer twice, which would extend a cache twice, "
-                "got both in training. Leave out the cache, or call `model.eval()`."
-            )
+        cache = self.checked_cache(past_key_values if cache is None else cache, use_cache)
         past_length = 0 if cache is None else cache.get_seq_length()
         positions = self.positions_of(inputs_embeds, attention_mask, past_length)
-
         config = self.attention_config(**kwargs)
         self_cache = None if cache is None else cache.self_attention_cache
         mask = causal_mask(config, inputs_embeds, attention_mask, self_cache)
@@ -362,3 +351,18 @@ class Decoder(Stack):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, **{CACHE: cache}
         )
+
+    def checked_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
+        """The cache of a call: the given one, or a new one.
+
+        Raises:
+            ValueError: If a cache comes with gradient checkpointing in training.
+        """
+        if use_cache and cache is None:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if cache is not None and self.training and self.gradient_checkpointing:
+            raise ValueError(
+                "Gradient checkpointing runs each layer twice, which would extend a cache twice, "
+                "got both in training. Leave out the cache, or call `model.eval()`."
+            )
+        return cache

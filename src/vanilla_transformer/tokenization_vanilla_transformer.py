@@ -107,22 +107,11 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
                 `kind` is unknown, `vocab_size` is too small, a language is no name, or text cannot
                 have a symbol.
         """
-        if (texts is None) == (files is None):
-            raise ValueError(
-                "Expected exactly one of `texts` and `files`, got "
-                f"{'neither' if texts is None else 'both'}."
-            )
-        if isinstance(texts, str) or isinstance(files, str | os.PathLike):
-            raise ValueError(
-                "`texts` and `files` must hold several strings, got the single one "
-                f"{texts if files is None else files!r:.60}. Put it into a list."
-            )
+        lines = _lines_of(texts, files)
         tags = [_language_tag(language) for language in target_languages]
         symbols = list(dict.fromkeys(symbols))
         _check_vocab_size(kind, vocab_size, len(tags) + len(symbols))
         vocab_size -= len(tags) + len(symbols)
-        lines = chain.from_iterable(map(_read_lines, files or ())) if texts is None else iter(texts)
-        lines = _with_text(unicodedata.normalize("NFC", line) for line in lines)
         if symbols:
             lines = without_symbols(lines, symbols, between_blanks=kind == "word")
         if kind == "char":
@@ -252,6 +241,24 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         self.backend_tokenizer.no_padding()
         files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
         return files
+
+
+def _lines_of(
+    texts: Iterable[str] | None, files: Sequence[str | os.PathLike[str]] | None
+) -> Iterator[str]:
+    """Lines of either, in NFC; raises a ValueError for both or neither, and if all are empty."""
+    if (texts is None) == (files is None):
+        raise ValueError(
+            "Expected exactly one of `texts` and `files`, got "
+            f"{'neither' if texts is None else 'both'}."
+        )
+    if isinstance(texts, str) or isinstance(files, str | os.PathLike):
+        raise ValueError(
+            "`texts` and `files` must hold several strings, got the single one "
+            f"{texts if files is None else files!r:.60}. Put it into a list."
+        )
+    lines = chain.from_iterable(map(_read_lines, files or ())) if texts is None else texts
+    return _with_text(unicodedata.normalize("NFC", line) for line in lines)
 
 
 def _read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
