@@ -56,25 +56,6 @@ def test_good_lines_of_standard_input_are_written_before_the_error(run, model, m
         assert err.count("vanilla-transformer:") == 1
 
 
-@pytest.mark.parametrize(
-    ("prefixes", "message"),
-    [("ein\nja\n", "got only 2"), ("ein\n" * 5, "as many prefixes as lines")],
-)
-def test_lines_that_have_a_prefix_are_written_before_the_error(
-    run, model, tmp_path, prefixes, message
-):
-    (tmp_path / "prefixes").write_text(prefixes)
-    argv = ["translate", "--model", model, "--prefix_file", tmp_path / "prefixes"]
-    argv += ["--max_extra_tokens", 3]
-
-    status, out, err = run(*argv, stdin=BEFORE.encode())
-
-    (tmp_path / "prefixes").write_text("".join(prefixes.splitlines(keepends=True)[: len(LINES)]))
-    done = BEFORE.splitlines(keepends=True)[: prefixes.count("\n")]
-    assert (status, out) == (2, run(*argv, stdin="".join(done).encode())[1])
-    assert message in err
-
-
 def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, model, monkeypatch):
     monkeypatch.setattr(translator, "WINDOW_LINES", 4)
     argv = ["translate", "--model", model, "--max_extra_tokens", 3, "--max_tokens_per_batch", 1]

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-import re
 import shutil
 import sys
 from functools import partial
@@ -13,11 +12,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools import files
 from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.translation import Translator, job
 from vanilla_transformer_tools.translation.job import planned
-from vanilla_transformer_tools.translation.streams import PipedLines
 
 from ..models import interrupted_after, save_small_model
 from ..support.engines import Recorder
@@ -113,23 +110,6 @@ def test_record_of_the_training_decides_what_becomes_of_lines(
     assert found[1].endswith(b"\n12:30\n") == ("--copy_without_letters" in options)
 
 
-def test_pipe_says_whether_a_line_has_arrived():
-    reading, writing = os.pipe()
-    with open(reading, "rb") as source, open(writing, "wb", buffering=0) as pipe:
-        lines = PipedLines(source)
-
-        assert not lines.has_next()
-        pipe.write(b"ja\nne")
-        assert lines.has_next()
-        assert next(lines) == b"ja\n"
-        assert not lines.has_next()
-        pipe.write(b"in\nx")
-        assert next(lines) == b"nein\n"
-        pipe.close()
-        assert lines.has_next()
-        assert list(lines) == [b"x"]
-
-
 def test_window_ends_where_the_pipe_pauses(folder, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     reading, writing = os.pipe()
@@ -167,15 +147,6 @@ def test_input_that_is_cut_while_it_is_read_ends_with_an_error(run, tmp_path, mo
     assert status == 2
     assert f"got 3 lines instead of the {len(LINES)} at the beginning" in err
     assert (tmp_path / "out.job.json").exists()
-
-
-def test_line_without_end_is_refused(run, monkeypatch):
-    monkeypatch.setattr(files, "LONGEST_LINE", 2**17)
-
-    status, _, err = run(stdin=b"ja\n" + b"a" * 2**20)
-
-    assert status == 2
-    assert re.search("Line 2 of .* must have at most 131,072 bytes, got more", err)
 
 
 # Going on

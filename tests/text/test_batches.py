@@ -167,19 +167,6 @@ def test_batches_keep_number_and_budget_when_lengths_are_drawn_anew(draw):
         assert max(cost(lengths, batch) for batch in batches) <= 2048
 
 
-def test_epoch_that_needs_more_batches_has_a_larger_budget(lengths):
-    sampler = TokenBatchSampler(lengths, 4096, seed=0, redraw=lambda epoch: lengths + epoch)
-
-    batches = epoch_of(sampler, 1)
-
-    assert len(batches) == len(sampler)
-    assert sorted(chain.from_iterable(batches)) == list(range(len(lengths)))
-    most = max(cost(lengths + 1, batch) for batch in batches)
-    assert 4096 < most < 1.3 * 4096
-    # The next one has the budget that was given.
-    assert max(cost(lengths, batch) for batch in epoch_of(sampler, 0)) <= 4096
-
-
 @pytest.mark.parametrize("num_processes", [1, 4])
 def test_pairs_that_grow_beyond_the_budget_have_room(num_processes):
     pairs = np.array([[20, 20]] * 12 + [[60, 60]] * 4)
@@ -193,13 +180,3 @@ def test_pairs_that_grow_beyond_the_budget_have_room(num_processes):
 
     assert len(share) == len(sampler)
     assert len(list(chain.from_iterable(share))) == len(pairs) / num_processes
-
-
-@pytest.mark.parametrize(("pairs", "num_processes"), [(1, 1), (2, 2), (5, 2)])
-def test_few_pairs_have_no_reserve(pairs, num_processes):
-    lengths = [(3, 4)] * pairs
-    sampler = TokenBatchSampler(
-        lengths, 1000, seed=0, num_processes=num_processes, redraw=lambda epoch: lengths
-    )
-
-    assert len(epoch_of(sampler, 1)) == len(sampler) == 1

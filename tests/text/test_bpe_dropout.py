@@ -108,18 +108,6 @@ def test_pairs_are_truncated_before_eos_and_counted(tokenizer):
     assert pairs.truncated_pairs == int((lengths == 12).any(axis=1).sum()) > 0
 
 
-def test_each_side_is_cut_by_its_own_tokenizer(tokenizer):
-    other = VanillaTransformerTokenizer.train(["Un vieux chien dort"], vocab_size=290)
-    pairs = SegmentedPairs(
-        TokenizerPair(tokenizer, other), LINES, LINES, rate=0.5, seed=1, max_length=999
-    )
-
-    rows = [pairs[index] for index in range(len(LINES))]
-    for column, side in (("input_ids", tokenizer), ("labels", other)):
-        texts = side.batch_decode([row[column] for row in rows], skip_special_tokens=True)
-        assert texts == LINES
-
-
 @pytest.mark.parametrize(("kind", "rate"), [("unigram", 0.1), ("bpe", 1.0), ("bpe", -0.1)])
 def test_other_vocabularies_and_rates_are_refused(kind, rate):
     tokenizer = VanillaTransformerTokenizer.train(LINES, vocab_size=300, kind=kind)

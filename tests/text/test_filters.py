@@ -6,7 +6,6 @@ import pickle
 import pytest
 from datasets import Dataset
 
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text import filters
@@ -17,7 +16,6 @@ from vanilla_transformer_tools.text.filters import (
     read_corpus,
 )
 from vanilla_transformer_tools.text.parallel_text import COLUMNS, ParallelText, load_pairs
-from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.training.run import train
 
 from ..support.training_runs import SIZES, build_arguments, read_json
@@ -224,15 +222,6 @@ def test_filters_that_leave_nothing_are_refused_with_their_counts(dataset):
 
 
 # In a run
-
-
-def test_command_line_takes_overlap_without_files_and_leaves_it_off(monkeypatch):
-    given = []
-    monkeypatch.setattr(training, "train", lambda settings, *_, **__: given.append(settings))
-    for options in (["--filter_overlap"], []):
-        main(["train", "--train", "a", "b", *options])
-
-    assert [settings.filter_overlap for settings in given] == [[], None]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """One model for several target languages: a tag in front of the source names one of them."""
 
-import re
 from itertools import permutations
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import language_tags
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
-from vanilla_transformer_tools.text.filters import drop_rules, filter_pairs
 from vanilla_transformer_tools.text.languages import language_prefix
 from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 from vanilla_transformer_tools.text.token_ids import pair_lengths, tokenize_pairs
@@ -105,13 +103,6 @@ def test_tags_survive_saving_where_the_package_is_absent_and_are_no_text(tokeniz
     assert saved.decode(ids, skip_special_tokens=True) == "ab"
 
 
-def test_added_token_that_text_may_spell_is_no_tag():
-    tokenizer = VanillaTransformerTokenizer.train(SPELLED, vocab_size=300)
-    tokenizer.add_tokens(["<2fr>"])
-
-    assert language_tags(tokenizer) == {}
-
-
 @pytest.mark.parametrize("language", ["", "de en"])
 def test_language_without_a_proper_name_is_refused(language):
     with pytest.raises(ValueError, match=f"letters, digits, - and _, .* got {language!r}"):
@@ -152,16 +143,6 @@ def test_tag_column_is_read_beside_the_pairs(write_rows, tmp_path):
 
     assert rows.column_names == ["source", "target", "tag"]
     assert [(row["source"], row["target"], row["tag"]) for row in rows] == ROWS
-
-
-@pytest.mark.parametrize(("line", "tabs"), [("a\tb", 1), ("a\tb\tde\tc", 3)])
-def test_tsv_line_without_a_tag_is_refused(write, line, tabs):
-    path = write("rows.tsv", "a\tb\tde", line)
-
-    expected = f"Line 2 of .* must be source, tab, target, tab, tag, got {tabs} tabs."
-    expected += r" Is a tab inside of a text.*blank\.$" if tabs > 2 else "$"
-    with pytest.raises(ValueError, match=expected):
-        load_pairs(ParallelText((path,), tag_column="tag"))
 
 
 def test_tag_column_of_two_files_is_refused():
@@ -228,14 +209,6 @@ def test_each_piece_of_a_long_line_begins_with_the_tag_and_fits(tokenizer):
     assert sorted("".join(texts)) == sorted(line)
 
 
-def test_overlap_reads_evaluation_files_with_tags(write):
-    settings = TrainSettings(filter_overlap=[write("test.tsv", "a\tb\tde")], tag_column="tag")
-
-    rules = drop_rules(settings, None)
-
-    assert filter_pairs(tagged(("c", "b", "en"), ("c", "d", "en")), rules).dropped == {"overlap": 1}
-
-
 # A model of two languages
 
 
@@ -291,20 +264,6 @@ def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate(tmp_p
 
 def test_validation_in_training_uses_the_tags(model_folder):
     assert read_json(model_folder / "results.json")["validation"]["exact_match"] == 100
-
-
-def test_limit_that_leaves_no_room_beside_the_tag_is_refused(model_folder):
-    with pytest.raises(ValueError, match=r"at least 3, .* after a tag, got 2"):
-        Translator.from_pretrained(str(model_folder), target_language="en", max_source_length=2)
-
-
-def test_model_card_shows_how_a_tag_is_given(model_folder, capsys):
-    card = (model_folder / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-
-    exec(code.replace('"run"', repr(str(model_folder))).replace('"..."', '"3"'), {})
-
-    assert capsys.readouterr().out.strip() == "['drei']"
 
 
 def test_fine_tuning_needs_the_tags_of_the_model(model_folder, tmp_path):

@@ -83,14 +83,6 @@ def test_two_files_give_every_pair_unaltered(write, names):
     assert pairs_of(load(*paths)) == PAIRS
 
 
-@pytest.mark.parametrize("last", ["2.de", "2.de.gz"])
-def test_several_pairs_of_files_are_read_in_order(write, last):
-    first = write("1.de", SOURCES), write("1.en", TARGETS)
-    second = write(last, ["eins", "zwei"]), write("2.en", ["one", "two"])
-
-    assert pairs_of(load(*first, *second)) == [*PAIRS, ("eins", "one"), ("zwei", "two")]
-
-
 def test_several_files_of_pairs_are_read_in_order(write_records):
     files = [
         write_records(name, [{"source": name, "target": str(number)} for number in range(3)])
@@ -203,20 +195,6 @@ def test_pairs_that_cannot_be_stored_leave_no_file(write):
     assert set(folder.iterdir()) == before
 
 
-def test_full_cache_of_datasets_is_told_by_its_own_folder(tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    pq.write_table(pa.Table.from_pylist(RECORDS * 2000), folder / "train.parquet")
-
-    with (
-        small_files(100_000),
-        pytest.raises(OSError, match=rf"no room for the data of '{folder}' in '{cache}'.*HF_HOME"),
-    ):
-        load(str(folder))
-
-
 # Errors of reading
 
 
@@ -270,13 +248,6 @@ def test_file_with_a_fault_is_refused_with_its_place(write, name, lines, message
         load(write(name, lines))
 
 
-def test_json_line_beyond_what_python_reads_is_refused(write):
-    path = write("x.jsonl", [PAIR, f'{{"source": "a", "target": "b", "x": {"9" * 5000}}}'])
-
-    with pytest.raises(ValueError, match=r"^Line 2 of '.*x\.jsonl' .*: Exceeds the limit"):
-        load(path)
-
-
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
 def test_unknown_columns_are_refused_with_those_there_are(write_records, name):
     expected = r"no column 'de' and no column 'en'.* id, data\.text\.de, data\.text\.en\.$"
@@ -309,25 +280,6 @@ def test_damaged_parquet_is_refused_by_its_name(tmp_path, place):
         load(str(path))
 
 
-def test_parquet_text_that_is_not_utf8_is_refused(tmp_path):
-    path = tmp_path / "x.parquet"
-    offsets, content = pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")
-    source = pa.Array.from_buffers(pa.string(), 1, [None, offsets, content])
-    pq.write_table(pa.table({"source": source, "target": ["b"]}), path)
-
-    with pytest.raises(ValueError, match=r"'.*x\.parquet' is damaged.*byte 0xff in position 1"):
-        load(str(path))
-
-
-def test_parquet_with_two_columns_of_a_name_is_refused(tmp_path):
-    path = tmp_path / "x.parquet"
-    names = ["source", "target", "target"]
-    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=names), path)
-
-    with pytest.raises(ValueError, match=r"'.*x\.parquet' must have one column 'target', got sev"):
-        load(str(path))
-
-
 @pytest.mark.parametrize(
     ("name", "size", "reason"),
     [
@@ -343,34 +295,6 @@ def test_saved_dataset_that_is_cut_is_refused_by_its_name(write_records, name, s
 
     with pytest.raises(ValueError, match=rf"'{saved}' is damaged.*{reason}"):
         load(saved)
-
-
-def test_saved_dataset_that_lost_a_file_is_refused(write_records):
-    (file,) = Path(write_records("saved")).glob("*.arrow")
-    file.unlink()
-
-    with pytest.raises(FileNotFoundError, match=str(file)):
-        load(str(file.parent))
-
-
-def test_folder_of_damaged_files_is_refused_by_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text("[[[[", encoding="utf-8")
-
-    with pytest.raises(ValueError, match=r"'.*corpus' is damaged, or no data .* again\.$"):
-        load(str(folder))
-
-
-def test_fault_of_the_system_is_not_taken_for_damage(monkeypatch):
-    def load_dataset(*args, **options):
-        raise OSError(13, "Permission denied")
-
-    monkeypatch.setattr(data, "load_dataset", load_dataset)
-
-    with pytest.raises(OSError, match=r"^\[Errno 13\] Permission denied$"):
-        load("team/corpus")
 
 
 def test_missing_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):

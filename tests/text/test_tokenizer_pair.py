@@ -10,7 +10,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
-from vanilla_transformer_tools.text import tokenizer_pair
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
 from vanilla_transformer_tools.text.languages import (
     choose_languages,
@@ -81,15 +80,6 @@ def test_damaged_tokenizer_is_told_in_one_line(tmp_path, side, name, content):
         TokenizerPair.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("changes", [{}, TWO_TABLES], ids=["one_table", "two_tables"])
-def test_one_vocabulary_has_one_tokenizer_whatever_the_tables(tmp_path, changes):
-    build_variant(**changes).save_pretrained(tmp_path)
-    TokenizerPair.joint(learn(LATIN)).save_pretrained(tmp_path)
-
-    assert not (tmp_path / "target_tokenizer").exists()
-    assert TokenizerPair.from_pretrained(str(tmp_path)).is_joint
-
-
 def test_contents_tell_pairs_apart_by_either_side():
     pair, *others = (
         TokenizerPair(learn(source), learn(target))
@@ -97,26 +87,6 @@ def test_contents_tell_pairs_apart_by_either_side():
     )
 
     assert all(other.contents != pair.contents for other in others)
-
-
-def test_revision_reaches_every_file_of_the_pair(tmp_path, monkeypatch):
-    folder, asked = save_latin_to_greek(tmp_path), []
-
-    def find(name, file, revision=None):
-        asked.append((file, revision))
-        return tmp_path / file
-
-    def load(name, subfolder="", **loading):
-        asked.append((subfolder, loading["revision"]))
-        return AutoTokenizer.from_pretrained(folder, subfolder=subfolder)
-
-    monkeypatch.setattr(tokenizer_pair, "find_file", find)
-    monkeypatch.setattr(tokenizer_pair, "load_tokenizer", load)
-
-    TokenizerPair.from_pretrained("me/model", revision="v1")
-
-    files = ("config.json", "", "target_tokenizer/tokenizer.json", "target_tokenizer")
-    assert asked == [(file, "v1") for file in files]
 
 
 def test_missing_tokenizer_of_the_target_is_named(tmp_path):
@@ -198,17 +168,6 @@ def test_labels_are_those_of_the_tokenizer_for_its_target(tokenizers, name):
     assert codes[english] in encoded["labels"][0]
 
 
-def test_marian_encodes_targets_with_their_own_pieces(tokenizers):
-    tokenizer = tokenizers("marian")
-
-    encoded = encode_pairs(
-        {"source": GERMAN[:9], "target": ENGLISH[:9]}, TokenizerPair.joint(tokenizer), 60
-    )
-
-    assert encoded["labels"] == tokenizer(text_target=ENGLISH[:9])["input_ids"]
-    assert encoded["labels"] != tokenizer(ENGLISH[:9])["input_ids"]
-
-
 @pytest.mark.parametrize("name", KNOWN)
 def test_given_tokenizer_is_not_changed(tokenizers, name):
     tokenizer = tokenizers(name)
@@ -258,15 +217,6 @@ def test_first_token_of_the_generation_config_is_the_default_target(tokenizers):
 def test_language_that_is_unknown_or_missing_is_refused(tokenizers, source, target, message):
     with pytest.raises(ValueError, match=message):
         choose_languages(tokenizers("nllb"), source, target, NOTHING)
-
-
-def test_english_that_a_class_saves_is_no_chosen_source(tokenizers, tmp_path):
-    tokenizers("nllb").save_pretrained(tmp_path)
-    saved = AutoTokenizer.from_pretrained(tmp_path)
-
-    assert saved.src_lang == "eng_Latn"
-    with pytest.raises(ValueError, match=r"source language .*, got None"):
-        choose_languages(saved, None, "deu_Latn", NOTHING)
 
 
 @pytest.mark.parametrize("name", ["nllb", "m2m100"])

@@ -20,7 +20,7 @@ from vanilla_transformer.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.text import token_ids, training_data
+from vanilla_transformer_tools.text import training_data
 from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TokenBatchStream, build_data
@@ -121,19 +121,6 @@ def test_stream_is_described_by_its_first_buffer_and_records_nothing(tokenizers)
     data.set_epoch(3)
 
 
-def test_numbers_of_a_stream_are_those_of_all_processes(tokenizers):
-    # Every second pair is a long one, in the share of the first process too.
-    pairs = [pair for pair in [("a" * 30, "1"), ("b", "22")] for _ in range(2)]
-    alone, shared = (
-        build(tokenizers, replace(SETTINGS, streaming=True), pairs, world_size=processes)
-        for processes in (1, 2)
-    )
-
-    assert shared.pairs == alone.pairs == 16
-    assert shared.tokens == alone.tokens
-    assert shared.truncated_pairs == alone.truncated_pairs == 8
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_processes_share_each_batch(tokenizers, rate):
     settings = TrainSettings(max_length=20, max_tokens_per_batch=160, bpe_dropout=rate)
@@ -219,14 +206,6 @@ def test_each_buffer_holds_the_next_pairs_once_and_mixes_them(stream_of, first_n
     assert abs(np.corrcoef(numbers[:200], range(200))[0, 1]) < 0.3
 
 
-def test_batches_differ_between_passes(stream_of, first_numbers):
-    batches = first_numbers(stream_of(buffer_size=600), 1200)
-
-    half = len(batches) // 2
-    first, second = (set(map(frozenset, part)) for part in (batches[:half], batches[half:]))
-    assert len(first & second) < 0.5 * half
-
-
 def test_batches_are_reproduced_by_the_seed(stream_of, first_numbers):
     stream = stream_of(seed=3)
 
@@ -250,24 +229,6 @@ def test_processes_share_pairs_budget_and_buffer(stream_of, numbers_in, num_proc
         assert max(costs) <= 300 // num_processes < 1.5 * np.mean(costs)
 
     assert Counter(read) == dict.fromkeys(range(601), num_processes)
-
-
-def test_process_tokenises_its_share_alone(stream_of, monkeypatch):
-    tokenised = []
-    encode = token_ids.encode_pairs
-
-    def record(texts, *arguments):
-        tokenised.extend(texts["source"])
-        return encode(texts, *arguments)
-
-    monkeypatch.setattr(token_ids, "encode_pairs", record)
-
-    stream = stream_of(num_processes=2, process_index=1)
-    list(islice(stream, stream.batches_per_buffer))
-
-    numbers = [int(source.rstrip("x")) for source in tokenised]
-    assert numbers[:100] == list(range(1, 200, 2))
-    assert all(number % 2 for number in numbers)
 
 
 def test_only_two_buffers_are_in_memory_and_no_batch_waits_for_a_whole_one(stream_of):
@@ -330,13 +291,6 @@ def test_budget_that_unlucky_buffers_would_not_fit_is_refused(stream_of, num_pro
     with pytest.raises(ValueError, match=rf"at least {enough}, .*, got {enough - 1}"):
         stream_of(pairs, max_tokens=enough - 1, **options)
     assert len(list(islice(stream_of(pairs, max_tokens=enough, **options), 99))) == 99
-
-
-def test_buffer_smaller_than_the_processes_is_refused(stream_of):
-    with pytest.raises(ValueError, match="each of 2 processes, got a size of 1"):
-        stream_of(buffer_size=1, num_processes=2)
-    with pytest.raises(ValueError, match="each of 1 processes, got a size of 0"):
-        stream_of(buffer_size=0)
 
 
 # Where the pairs come from

@@ -6,7 +6,6 @@ import torch
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.engine import Hypothesis
-from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..support.engines import Echo
 
@@ -21,23 +20,6 @@ LINES = [
     "x",
     "-",
 ]
-
-
-def test_samples_count_in_the_batch(build, monkeypatch):
-    rows = []
-    search = TorchEngine._search
-
-    def search_and_note(self, sources, *others):
-        rows.append(len(sources))
-        return search(self, sources, *others)
-
-    monkeypatch.setattr(TorchEngine, "_search", search_and_note)
-
-    # A short line counts for 16 tokens, and each has four samples.
-    translator = build(do_sample=True, num_hypotheses=4, max_tokens_per_batch=128)
-    list(translator.translate(["ja"] * 5))
-
-    assert rows == [8, 8, 4]
 
 
 def test_any_engine_will_do_but_for_details(tokenizer):

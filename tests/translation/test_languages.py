@@ -1,8 +1,5 @@
 """Pretrained models with their own tokenizers: the translations of their own classes."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
@@ -11,10 +8,7 @@ from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.exports.export import export_model
 from vanilla_transformer_tools.inspection.alignments import align_words
 from vanilla_transformer_tools.interop import declarations
-from vanilla_transformer_tools.sharing.push import _shared_files
-from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation import Search, Translator
+from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.loading import faster_export
 from vanilla_transformer_tools.translation.segments import cut_line
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
@@ -164,16 +158,6 @@ def test_model_of_one_target_language_begins_with_it_and_refuses_another(folders
         )
 
 
-def test_given_search_keeps_the_first_token(folders):
-    nllb, bart = (
-        Translator.from_pretrained(folders(name)[1], **languages_of(name), search=Search())
-        for name in ("nllb", "bart")
-    )
-
-    assert nllb.search == Search(first_token=language_codes(nllb.tokenizer)["zho_Hans"])
-    assert bart.search == Search(first_token=0)
-
-
 def test_code_of_a_language_is_no_text(folders):
     original, imported = folders("m2m100")
     tokenizer = AutoTokenizer.from_pretrained(original)
@@ -216,15 +200,3 @@ def test_no_word_is_aligned_to_the_language_at_the_end_of_a_source(folders, monk
 
     assert best.source_tokens[-2:] == ("</s>", "fr_XX")
     assert ends == [2, 2]
-
-
-@pytest.mark.parametrize("name", ["m2m100", "marian"])
-def test_upload_has_every_file_that_the_tokenizer_needs(folders, tmp_path, name):
-    _, imported = folders(name)
-    for file in _shared_files(Path(imported)):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        shutil.copy(Path(imported) / file, tmp_path / file)
-
-    assert TokenizerPair.from_pretrained(str(tmp_path)).contents == (
-        TokenizerPair.from_pretrained(imported).contents
-    )

@@ -3,7 +3,6 @@
 import pytest
 from transformers import pipeline
 
-from vanilla_transformer_tools.saved_folder import RUN_FILE
 from vanilla_transformer_tools.translation import Search, Translator
 
 from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
@@ -41,16 +40,6 @@ def test_pipeline_takes_settings_when_made_and_when_called(folder):
     assert texts(folder, LINES) != wide
     search = Search(num_beams=3, max_extra_tokens=2)
     assert pipeline("vanilla-translation", model=folder, search=search)(LINES) == wide
-
-
-def test_pipeline_cuts_lines_at_the_length_of_the_training(folder, tmp_path):
-    line = "ein hund rennt. der alte mann schläft. ja, oh nein."
-    whole = pipeline("vanilla-translation", model=folder)(line)
-    (tmp_path / RUN_FILE).write_text('{"settings": {"max_length": 9}}')
-
-    translate = pipeline("vanilla-translation", model=folder)
-
-    assert translate(line, batch_size=8, num_workers=0) == texts(folder, [line]) != whole
 
 
 def test_pipeline_writes_in_the_vocabulary_of_the_target(tmp_path):

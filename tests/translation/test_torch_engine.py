@@ -20,7 +20,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.translation import Search, torch_engine
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
-from ..models import build_variant, redraw_parameters
+from ..models import redraw_parameters
 
 SOURCES = [[17, 5, 9, 30, 2], [8, 21, 36, 4, 11, 26, 2], [13, 2]]
 LIMITS = [9, 11, 6]
@@ -171,13 +171,6 @@ def test_samples_follow_the_models_probabilities(tiny_model):
     assert expected.max() < 0.9
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-6}])
-def test_sampling_among_one_token_is_greedy_search(tiny_model, other_model, settings):
-    engine = TorchEngine(tiny_model, other_model)
-
-    assert str(translate(engine, do_sample=True, **settings)) == str(translate(engine))
-
-
 @pytest.mark.parametrize(
     ("search", "config"),
     [
@@ -294,35 +287,6 @@ def test_ensemble_refuses_more_beams_than_it_has_tokens_for(tiny_model):
     assert translate(together, num_beams=tokens // 2 - 1)
     with pytest.raises(ValueError, match=message):
         translate(together, num_beams=tokens // 2)
-
-
-def test_ensemble_aligns_by_the_mean_attention_of_its_models(tiny_model, other_model):
-    target = [7, 19, 30, 4, 2]
-    inputs = {
-        "input_ids": torch.tensor(SOURCES[1:2]),
-        "decoder_input_ids": torch.tensor([[START, *target[:-1]]]),
-        "output_attentions": True,
-    }
-    with torch.no_grad():
-        # The last layer but one of three, and the only layer; the last position is `</s>`.
-        first = tiny_model(**inputs).cross_attentions[1][0].mean(0)[:, :-1]
-        second = other_model(**inputs).cross_attentions[0][0].mean(0)[:, :-1]
-
-    (forced,) = TorchEngine(tiny_model, other_model).force(SOURCES[1:2], [target], align=True)
-
-    assert forced.alignment == (first + second).argmax(-1).tolist()
-    assert forced.alignment != first.argmax(-1).tolist()
-
-
-def test_ensemble_is_as_long_as_its_shortest_model(tiny_model):
-    changes = {"position_embedding_type": "learned", "max_position_embeddings": 9}
-    learned = build_variant(**changes)
-
-    together = TorchEngine(tiny_model, learned)
-
-    alone = TorchEngine(learned)
-    assert together.max_positions == alone.max_positions == 9
-    assert together.last_position == alone.last_position < TorchEngine(tiny_model).last_position
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
+from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.inspection.attention_maps import read_attention
-from vanilla_transformer_tools.saved_folder import RUN_FILE, TARGET_FOLDER
+from vanilla_transformer_tools.saved_folder import RUN_FILE
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 from vanilla_transformer_tools.translation import translator as translation
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
-from ..models import build_variant
 from ..support.pretrained import bart, fsmt_tokenizer
 from ..text.test_tokenizer_pair import GREEK, build_latin_to_greek, learn, save_latin_to_greek
 
@@ -133,11 +132,6 @@ def test_search_has_the_defaults_of_the_generation_config(tiny_model, tokenizer,
     assert Translator(tiny_model, tokenizer, search=Search()).search == Search()
 
 
-def test_search_excludes_its_fields(tiny_model, tokenizer):
-    with pytest.raises(ValueError, match="takes the place of its fields, got num_beams, seed too"):
-        Translator(tiny_model, tokenizer, search=Search(), seed=1, num_beams=3)
-
-
 def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):
     tokenizer = VanillaTransformerTokenizer.train(["a\nb"], vocab_size=7, kind="char")
     output = tokenizer(text_target="a\nb\n")["input_ids"]
@@ -175,19 +169,6 @@ def test_translator_switches_dropout_off(tiny_model, build):
     build()
 
     assert not tiny_model.training
-
-
-def test_config_and_tokenizer_that_are_given_take_the_place_of_the_folders(tmp_path):
-    save_latin_to_greek(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path, subfolder=TARGET_FOLDER)
-    config = GenerationConfig.from_pretrained(tmp_path, num_beams=3, length_penalty=0.2)
-
-    translator = Translator.from_pretrained(
-        str(tmp_path), target_tokenizer=tokenizer, generation_config=config
-    )
-
-    assert translator.target_tokenizer is tokenizer
-    assert (translator.search.num_beams, translator.search.length_penalty) == (3, 0.2)
 
 
 def test_two_vocabularies_of_one_tokenizer_are_spelled_by_side(tmp_path):
@@ -237,19 +218,6 @@ def test_positions_of_another_class_limit_sources_and_prefixes(tmp_path):
         read_attention(translator, "ein hund", "a dog " * longest)
     with pytest.raises(ValueError, match="prefix of line 2 must leave room for what follows it"):
         list(translator.translate(["ein", "hund"], ["", long]))
-
-
-@pytest.mark.parametrize("first_token", [None, 7])
-def test_prefix_may_leave_room_for_one_token(tokenizer, first_token):
-    model = build_variant(position_embedding_type="learned", max_position_embeddings=6)
-    translator = Translator(model, tokenizer, search=Search(first_token=first_token))
-    room = 5 - (first_token is not None)
-
-    (found,) = translator.translate(["ja"], "a" * room)
-
-    assert found.text.startswith("a" * room)
-    with pytest.raises(ValueError, match=rf"at most 6 tokens, got a prefix of {room + 1}\."):
-        list(translator.translate(["ja"], "a" * (room + 1)))
 
 
 # Lines that are too long

@@ -349,11 +349,7 @@ def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
             )
         return saved[text.split]
     try:
-        hint = "Make room there, or set HF_HOME to a folder with more."
-        room = naming_full_disk(
-            Path(datasets.config.HF_DATASETS_CACHE), f"the data of {text}", hint
-        )
-        with progress_bars_only_on_terminals(), _damage_is_named(text), room:
+        with progress_bars_only_on_terminals(), _damage_is_named(text):
             return load_dataset(path, text.config_name, split=text.split, streaming=text.streaming)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
@@ -373,8 +369,6 @@ def _read_tables(text: ParallelText, tables: Iterable[pa.Table]) -> Iterator[tup
         while any(map(pa.types.is_struct, table.schema.types)):
             table = table.flatten()
         _check_columns(text, table.column_names, place=str(text))
-        if repeated := [name for name in text.columns if table.column_names.count(name) > 1]:
-            raise ValueError(f"{text} must have one column {repeated[0]!r}, got several.")
         with _damage_is_named(text):
             columns = [table.column(name).to_pylist() for name in text.columns]
         for row, cells in enumerate(zip(*columns, strict=True), start=first_row):
