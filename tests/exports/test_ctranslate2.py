@@ -206,32 +206,6 @@ def test_forced_prefix_is_followed_as_by_torch(model, export):
     assert {len(tokens) == 2 for tokens in outputs} == {False, True}
 
 
-def test_beam_continues_after_a_prefix(model, export):
-    settings = {"prefix_length": 2, "limits": [limit + 2 for limit in LIMITS]}
-    engine, search = export(model), Search(3, 0.6)
-
-    expected, found = (best(run(one, search, **settings)) for one in (TorchEngine(model), engine))
-
-    assert min(len(tokens) for tokens, _ in found) > 2
-    # What ends directly after its prefix with torch may differ.
-    alike = [one == other for one, other in zip(expected, found, strict=True) if len(one[0]) > 2]
-    assert alike
-    assert all(alike)
-
-
-def test_limit_counts_the_prefix_and_leaves_room_for_one_token(model, export):
-    results = run(export(model), prefix_length=2, limits=[1] * len(SOURCES))
-
-    assert {len(found[0].tokens) + (not found[0].reached_limit) for found in results} == {3}
-
-
-def test_sampling_from_the_likeliest_token_is_greedy_search(model, export):
-    engine = export(model)
-
-    for setting in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
-        assert best(run(engine, Search(do_sample=True, **setting))) == best(run(engine))
-
-
 def test_samples_differ_and_have_the_models_scores(model, export):
     search = Search(do_sample=True, num_hypotheses=4, temperature=1.5, length_penalty=0.6)
 
@@ -275,16 +249,6 @@ def test_forbidden_tokens_are_never_generated(tiny_model, export, num_beams):
     tokens = {token for found in results for one in found for token in one.tokens}
     assert not tokens & {PAD, BOS, suppressed}
     assert best(run(engine)) == best(run(TorchEngine(tiny_model)))
-
-
-def test_unknown_token_may_be_generated_as_in_torch(model, export):
-    with torch.no_grad():
-        model.lm_head.weight[UNK, 0] = 6
-
-    results = run(export(model), limits=[5] * len(SOURCES))
-
-    assert any(UNK in found[0].tokens for found in results)
-    assert best(results) == best(run(TorchEngine(model), limits=[5] * len(SOURCES)))
 
 
 def build(**changes):
@@ -356,12 +320,6 @@ def test_each_type_of_weights_gives_nearly_the_models_scores(model, export, tmp_
     parameters = sum(one.numel() for one in model.parameters())
     # Biases, norms and scales have more bytes, and there are names.
     assert 1 < weights / (parameters * BYTES[quantization]) < 1.7
-
-
-def test_weights_of_a_bfloat16_model_are_taken_over(model, export):
-    engine = export(model.bfloat16())
-
-    assert_translates_alike(model.float(), engine)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from vanilla_transformer_tools.commands import main
@@ -15,7 +14,6 @@ from vanilla_transformer_tools.exports import ctranslate2_conversion as loader
 from vanilla_transformer_tools.exports import onnx as onnx_export
 from vanilla_transformer_tools.exports.export import (
     Agreement,
-    _sample_sources,
     export_model,
     verify,
 )
@@ -26,7 +24,6 @@ from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import build_variant
-from ..support.pretrained import fsmt_tokenizer
 from ..text.test_tokenizer_pair import GREEK, save_latin_to_greek
 from .test_onnx import draw_rows, read_in_torch
 
@@ -103,27 +100,6 @@ def test_reduced_weights_are_compared_too_on_the_lines_that_are_given(
 
     assert agreement.lines == 3
     assert agreement.gap > 1e-4
-
-
-def test_translations_are_compared_up_to_the_end_of_a_table():
-    model = build_variant(position_embedding_type="learned", max_position_embeddings=5)
-    with torch.no_grad():
-        model.lm_head.bias = torch.nn.Parameter(torch.zeros(37).index_fill(0, torch.tensor(2), -99))
-
-    agreement = verify(TorchEngine(model), read_in_torch(model).translate, draw_rows(5, 5))
-
-    assert (agreement.lines, agreement.identical) == (5, 5)
-    assert agreement.gap < 1e-4
-
-
-def test_random_sample_is_of_the_vocabulary_of_the_source(tiny_model, tmp_path):
-    tokenizer = fsmt_tokenizer(tmp_path, {"src": ["the</w>", "t", "h"], "tgt": ["кот</w>"]})
-
-    sources = _sample_sources(TorchEngine(tiny_model), tokenizer, None)
-
-    ordinary = {token_id for row in sources for token_id in row[:-1]}
-    assert ordinary == {4, 5, 6}
-    assert {row[-1] for row in sources} == {2}
 
 
 def test_sample_without_text_is_refused(source, tmp_path):

@@ -244,15 +244,6 @@ def test_faults_of_a_mapping_are_named_at_once(tmp_path):
         Declaration.of_mapping(tmp_path / "map.yaml")
 
 
-@pytest.mark.parametrize("text", [b"a: [", b"", b"\xff\xfe"])
-def test_text_that_is_no_mapping_is_refused(tmp_path, text):
-    file = tmp_path / "map.yaml"
-    file.write_bytes(text)
-
-    with pytest.raises(ValueError, match=r"map.yaml must be (YAML|a mapping)"):
-        Declaration.of_mapping(file)
-
-
 @pytest.mark.parametrize(
     ("bias", "message"),
     [

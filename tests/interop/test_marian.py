@@ -199,7 +199,7 @@ def test_other_classes_have_no_positions_of_marian(pretrained, tmp_path, refused
 
     told = refused("import", folder, tmp_path / "ours", "--positions", "marian")
 
-    assert "needs a model of MarianMTModel" in told
+    assert "needs a MarianMTModel" in told
 
 
 @pytest.fixture(scope="session")

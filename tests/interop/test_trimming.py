@@ -209,11 +209,6 @@ def test_one_table_with_a_size_for_each_side_is_trimmed(text):
     assert config.vocab_size == config.decoder_vocab_size < len(tokenizer)
 
 
-def test_count_below_one_is_refused():
-    with pytest.raises(ValueError, match="--min_count must be at least 1, got 0"):
-        Trimming(("text",), 0)
-
-
 def test_command_reports_the_sizes_and_keeps_the_languages(sources, text, tmp_path, capsys):
     _, tokenizer, folder = sources("nllb")
     command = ["import", str(folder.with_name("source")), str(tmp_path / "small")]

@@ -29,10 +29,7 @@ from vanilla_transformer_tools.saved_folder import (
 )
 from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.languages import language_codes
-from vanilla_transformer_tools.text.tokenizer_pair import (
-    TokenizerPair,
-    tokens_by_id,
-)
+from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
@@ -117,19 +114,13 @@ def export_model(
     """Writes a folder for other software, which appears once its results have been compared.
 
     It holds the tokenizers, generation_config.json, and the record of the training run, with the
-    checksums of the exported files, and as `exported_from` those of the model's; and
-
-    - `ctranslate2`: CTranslate2's model.bin, config.json and vocabulary, which
-      `Translator(engine="ctranslate2")` reads, too.
-    - `onnx`: graphs with their weights in onnx/, which Optimum and transformers.js load, and a
-      config.json that says how to run them.
-    - one of `to_transformers.FORMATS`: weights, in the dtype of the model, that Transformers loads
-      as a model of a class of its own.
+    checksums of the exported files, and as `exported_from` those of the model's.
 
     Args:
         model_name_or_path: Folder or Hub name of one of our models.
         output: Folder to make.
-        format: One of these, as in the command.
+        format: `ctranslate2`; or `onnx`, graphs that Optimum and transformers.js load; or one of
+            `to_transformers.FORMATS`, weights in the dtype of the model.
         quantization: Type of the weights with `ctranslate2`, one of CTranslate2's; None: float32.
         sample: Lines to compare translations on; None: random tokens of the vocabulary.
         trust_remote_code: Runs the code of a tokenizer of another kind than ours.
@@ -148,18 +139,11 @@ def export_model(
         model, tokenizers = _load(model_name_or_path, format, trust_remote_code)
         folder.mkdir(parents=True)
         tokenizers.save_pretrained(folder)
-        agreement: Agreement | LogitGap
-        if format in FORMATS:
-            agreement = _write_class(model, folder, format)
-        else:
-            refuse_torch_only(model.generation_config)
-            model.generation_config.save_pretrained(folder)
-            sources = _sample_sources(TorchEngine(model), tokenizers.source, sample)
-            if format == "ctranslate2":
-                weights = quantization or "float32"
-                agreement = _write_ctranslate2(model, tokenizers.source, folder, sources, weights)
-            else:
-                agreement = _write_onnx(model, folder, sources)
+        agreement = (
+            _write_class(model, folder, format)
+            if format in FORMATS
+            else _write_runtime(model, tokenizers.source, folder, format, quantization, sample)
+        )
         _write_record(folder, model)
     return agreement
 
@@ -185,32 +169,35 @@ def _write_record(folder: Path, model: PreTrainedModel) -> None:
     write_run(folder, {**run, "files": describe_model_files(folder)})
 
 
-def _write_ctranslate2(
+def _write_runtime(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    sources: list[list[int]],
-    quantization: str,
+    format: str,
+    quantization: str | None,
+    sample: list[str] | None,
 ) -> Agreement:
+    refuse_torch_only(model.generation_config)
+    model.generation_config.save_pretrained(folder)
+    engine = TorchEngine(model)
+    sources = _sample_sources(engine, tokenizer, sample)
+    if format == "onnx":
+        from vanilla_transformer_tools.exports import onnx
+
+        name_general_tokenizers(folder)
+        onnx.export_onnx(model, folder)
+        onnx.save_interface(model, folder)
+        agreement = verify(engine, onnx.OnnxModel(folder).translate, sources)
+        agreement.check("onnx")
+        return agreement
     from vanilla_transformer_tools.exports.ctranslate2_conversion import convert
 
-    for weights in dict.fromkeys(("float32", quantization)):
+    for weights in dict.fromkeys(("float32", quantization or "float32")):
         logger.info("writing model.bin in %s", weights)
         convert(model, tokenizer, folder, weights)
         exported = CTranslate2Engine(folder, device="cpu")
-        agreement = verify(TorchEngine(model), partial(_greedy, exported), sources)
+        agreement = verify(engine, partial(_greedy, exported), sources)
         agreement.check(weights)
-    return agreement
-
-
-def _write_onnx(model: PreTrainedModel, folder: Path, sources: list[list[int]]) -> Agreement:
-    from vanilla_transformer_tools.exports import onnx
-
-    name_general_tokenizers(folder)
-    onnx.export_onnx(model, folder)
-    agreement = verify(TorchEngine(model), onnx.OnnxModel(folder).translate, sources)
-    agreement.check("onnx")
-    onnx.save_interface(model, folder)
     return agreement
 
 

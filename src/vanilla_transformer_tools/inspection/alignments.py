@@ -53,18 +53,7 @@ def align_words(
         ValueError: If the engine cannot read pairs, a tokenizer is not fast, the sides have
             different numbers of lines, or units do not spell the text of their line.
     """
-    engine = translator.engine
-    if not isinstance(engine, TorchEngine):
-        raise ValueError(
-            "Alignments need the engine 'torch', which can read a given translation, got "
-            f"{type(engine).__name__}."
-        )
-    for tokenizer in (translator.tokenizer, translator.target_tokenizer):
-        if not tokenizer.is_fast:
-            raise ValueError(
-                "Alignments need a fast tokenizer, which knows the place of each token in the "
-                f"text, got {type(tokenizer).__name__}."
-            )
+    engine = _checked_engine(translator)
     # As the model was trained.
     sources, targets = (list(map(without_blank_ends, lines)) for lines in (sources, targets))
     columns = [sources, targets, *(units or (sources, targets))]
@@ -87,3 +76,19 @@ def align_words(
             for source_word in source_words[position]
         }
         yield WordAlignment(tuple(sorted(links)))
+
+
+def _checked_engine(translator: Translator) -> TorchEngine:
+    engine = translator.engine
+    if not isinstance(engine, TorchEngine):
+        raise ValueError(
+            "Alignments need the engine 'torch', which can read a given translation, got "
+            f"{type(engine).__name__}."
+        )
+    for tokenizer in (translator.tokenizer, translator.target_tokenizer):
+        if not tokenizer.is_fast:
+            raise ValueError(
+                "Alignments need a fast tokenizer, which knows the place of each token in the "
+                f"text, got {type(tokenizer).__name__}."
+            )
+    return engine

@@ -129,12 +129,7 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
     Raises:
         ValueError: If the translator has several models or another engine, or texts are too long.
     """
-    engine = translator.engine
-    if not isinstance(engine, TorchEngine) or len(engine.models) > 1:
-        got = type(engine).__name__
-        if isinstance(engine, TorchEngine):
-            got = f"{len(engine.models)} models"
-        raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
+    engine = _checked_engine(translator)
     source = without_blank_ends(without_surrogates(source))
     tokenizers = translator.tokenizers
     read, written = encode_pair(tokenizers, source, without_blank_ends(target or ""))
@@ -173,6 +168,16 @@ def read_attention(translator: Translator, source: str, target: str | None = Non
         maps[kind] = AttentionMap(kind, *both, weights.float().cpu(), sums_to_one)
     text = target_tokenizer.decode(target_ids, skip_special_tokens=True)
     return AttentionMaps(source, text, **maps)
+
+
+def _checked_engine(translator: Translator) -> TorchEngine:
+    engine = translator.engine
+    if isinstance(engine, TorchEngine) and len(engine.models) == 1:
+        return engine
+    got = type(engine).__name__
+    if isinstance(engine, TorchEngine):
+        got = f"{len(engine.models)} models"
+    raise ValueError(f"Attention is read from one model, with the engine 'torch', got {got}.")
 
 
 def token_labels(

@@ -98,15 +98,8 @@ def sentencepiece_backend(
     Raises:
         ValueError: If the table lacks a piece, for which the original gives `<unk>`.
     """
-    scores = {piece.piece: piece.score for piece in model.pieces if piece.type == _NORMAL}
+    scores = _scores(model, entries)
     known = {piece for piece in scores if len(piece) == 1}
-    if parts := set("".join(scores)) - known:
-        raise ValueError(f"pieces of the model have {min(parts)!r}, which is none itself")
-    if missing := [piece for piece in scores if piece not in entries]:
-        raise ValueError(
-            f"the table of ids has no {missing[0]!r}, of which the slow one makes {UNKNOWN} "
-            f"({len(missing):,} pieces in all)"
-        )
     named = {*special, *(tags or ())}
     # A run of unknown characters is looked up as a whole, and may be an entry of the other side.
     runs = {token for token in entries if token not in named and not set(token) & known}
@@ -131,6 +124,19 @@ def sentencepiece_backend(
         [AddedToken(token, special=True, normalized=False) for token in special]
     )
     return backend
+
+
+def _scores(model: Any, entries: Mapping[str, int]) -> dict[str, float]:
+    """Scores of the pieces that text is split into, all of which the table must have."""
+    scores = {piece.piece: piece.score for piece in model.pieces if piece.type == _NORMAL}
+    if parts := {*"".join(scores)} - scores.keys():
+        raise ValueError(f"pieces of the model have {min(parts)!r}, which is none itself")
+    if missing := [piece for piece in scores if piece not in entries]:
+        raise ValueError(
+            f"the table of ids has no {missing[0]!r}, of which the slow one makes {UNKNOWN} "
+            f"({len(missing):,} pieces in all)"
+        )
+    return scores
 
 
 def _vocabulary(

@@ -155,8 +155,7 @@ def import_model(
 
     Args:
         name_or_path: Folder or Hub name of a model of a class in `known_sources`; or Marian's
-            `.npz`, or its folder; or, with a `mapping`, any file of tensors, or its folder. Files
-            in PyTorch's own format are read by its loader that runs no code.
+            `.npz`, or its folder; or, with a `mapping`, any file of tensors, or its folder.
         folder: Where the model goes; it must not exist yet, and appears when it is complete.
         mapping: A declaration of the tensors, as YAML.
         tokenizer: Folder or Hub name of the tokenizer for a `mapping`; others bring their own.
@@ -174,30 +173,33 @@ def import_model(
     """
     with new_folder(folder, "model") as new:
         source = load_source(name_or_path, mapping, tokenizer)
-        origin: dict[str, Any] = {**source.record}
-        if source.record.get("model_type") == "marian":
-            origin["positions"] = positions
-        elif positions == "marian":
-            raise ValueError(
-                f"--positions marian needs a model of MarianMTModel, got {name_or_path!r}. Leave "
-                "it out."
-            )
+        record: dict[str, Any] = {"imported_from": _origin(source, positions)}
         model, comparison = _converted(source)
         if positions == "marian":
             compute_as_marian(model)
-        if mapping:
-            origin["assumed"] = source.declaration.assumed()
-        record: dict[str, Any] = {"imported_from": origin}
         tokenizers = source.tokenizers
         if trimming:
             trimmed = trim(model, source.one_tokenizer(), trimming)
             model, tokenizers = trimmed.model, TokenizerPair.joint(trimmed.tokenizer)
             record["trimmed"] = trimmed.sizes
         model.save_pretrained(new)
-        if tokenizers is not None:
+        if tokenizers:
             tokenizers.save_pretrained(new)
         write_run(new, {**record, "files": describe_model_files(new)})
     return comparison
+
+
+def _origin(source: Source, positions: str) -> dict[str, Any]:
+    """What `run.json` says of a source."""
+    if source.record.get("model_type") == "marian":
+        return {**source.record, "positions": positions}
+    if positions == "marian":
+        raise ValueError(
+            f"--positions marian needs a MarianMTModel, got {source.record['name']}. Leave it out."
+        )
+    if "mapping" in source.record:
+        return {**source.record, "assumed": source.declaration.assumed()}
+    return {**source.record}
 
 
 def _converted(
