@@ -117,11 +117,3 @@ def test_stored_results_are_those_of_one_run_from_top_to_bottom(name):
 
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     CHECKS[name](notebook)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_notebook_needs_no_file_of_the_repository(name):
-    code = "\n".join(cell.source for cell in code_cells(read_notebook(name)))
-
-    assert "../" not in code
-    assert "sys.path" not in code

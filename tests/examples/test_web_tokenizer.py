@@ -1,11 +1,9 @@
 """Tokenizers for transformers.js: the ids of Python, or a reason why not."""
 
 import json
-import random
 import runpy
 import shutil
 import subprocess
-import unicodedata
 
 import pytest
 from transformers import AutoTokenizer
@@ -53,26 +51,6 @@ def in_node(tmp_path_factory):
         return json.loads(done.stdout)
 
     return run
-
-
-def lines_of_all_scripts(size):
-    """Words of neighbouring characters, from all of Unicode's letters, marks, digits and signs."""
-    draw = random.Random(3)
-    # Canonical order of marks depends on the edition of Unicode that a program has, so marks are
-    # those of an edition that all have.
-    marks, others = unicodedata.ucd_3_2_0, unicodedata
-    characters = [
-        character
-        for character in map(chr, range(0x20, 0x2FA20))
-        if others.category(character)[0] in "LNPSZ" or marks.category(character)[0] == "M"
-    ]
-    lines = []
-    for _ in range(size):
-        first = draw.randrange(len(characters) - 60)
-        near = characters[first : first + 60]
-        words = ["".join(draw.choices(near, k=draw.randint(1, 7))) for _ in range(4)]
-        lines.append(" ".join(words))
-    return lines
 
 
 def train(folder, **options):
@@ -131,7 +109,7 @@ def test_tokenizer_with_other_ids_there_is_refused_and_stays(tmp_path):
 def test_ids_and_texts_equal_those_of_python(in_node, tmp_path, kind):
     tokenizer = train(tmp_path, kind=kind)
     fit(tmp_path)
-    lines = [*odd_lines(4_000), *lines_of_all_scripts(6_000)]
+    lines = odd_lines(10_000)
 
     ids, texts = in_node(tmp_path, lines)
 

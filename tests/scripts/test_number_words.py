@@ -49,11 +49,6 @@ def corpus(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def tested_numbers(corpus):
-    return [int(line) for line in read(corpus / "test.numbers")]
-
-
 @pytest.mark.parametrize(
     ("number", "word", "words"),
     [
@@ -91,14 +86,6 @@ def test_corpus_lines_are_translations_of_each_other(corpus, split):
     assert sources == [german(parse_english(words)) for words in targets]
 
 
-def test_numbers_and_parts_belong_to_the_test_lines(corpus, tested_numbers):
-    assert read(corpus / "test.de") == [german(number) for number in tested_numbers]
-    for language in ("de", "en"):
-        lines, cut = read(corpus / f"test.{language}"), read(corpus / f"test.parts.{language}")
-        assert [line.replace(" ", "") for line in cut] == [line.replace(" ", "") for line in lines]
-        assert max(len(line.split()) for line in cut) == 11
-
-
 @pytest.mark.parametrize(
     ("number", "parts", "words"),
     [
@@ -123,34 +110,6 @@ def test_corpus_follows_from_the_seed_and_its_test_from_nothing_else(corpus, tmp
     assert not again.items() & other.items()
     for name in (name for name in again if name.startswith("test.")):
         assert again[name] == (corpus / name).read_bytes()
-
-
-def test_corpus_keeps_most_short_numbers_for_training_and_some_for_validation(corpus):
-    trained, validated = (set(read(corpus / f"{split}.de")) for split in ("train", "validation"))
-
-    assert [
-        sum(german(number) in trained for number in numbers)
-        for numbers in (range(10), range(10, 100))
-    ] == [7, 63]
-    assert sum(german(number) in validated for number in range(1, 100)) == 10
-    # This seed would hold 0 out if it were drawn like the other digits.
-    assert "null" in trained
-
-
-def test_corpus_names_every_impossible_size(tmp_path):
-    with pytest.raises(ValueError, match=r"`test` .* got 200001[\s\S]*`train` .* got 0"):
-        write_corpus(tmp_path / "corpus", train=0, test=200_001)
-
-    assert not (tmp_path / "corpus").exists()
-
-
-def test_script_prints_files_and_counts(tmp_path):
-    done = run_script(SCRIPT, "make", tmp_path, "--train", 5, "--validation", 4, "--test", 3)
-
-    assert done.returncode == 0
-    assert f"{tmp_path / 'train.de'}\t5 lines\n" in done.stdout
-    assert len(read(tmp_path / "train.de")) == 5
-    assert len(done.stdout.splitlines()) == len(list(tmp_path.iterdir())) == 9
 
 
 def score(folder, translations):

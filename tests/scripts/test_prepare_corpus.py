@@ -26,21 +26,6 @@ def test_spelling_has_a_blank_between_its_letters(tmp_path):
     assert not (tmp_path / "validation.jsonl").exists()
 
 
-def test_letters_apart_are_those_of_the_same_carved_words(tmp_path):
-    words = [f"{first}ị{last}" for first in "abcdefgh" for last in "mnopqrst"]
-    (tmp_path / "words.tsv").write_text("".join(f"{word}\tx\n" for word in words), "utf-8")
-    given = ["g2p", tmp_path / "words.tsv", "--split", "train", "--carve", "0.3"]
-
-    prepare(*given, "--folder", tmp_path)
-    done = prepare(*given, "--folder", tmp_path / "apart", "--apart")
-
-    assert done.returncode == 0, done.stderr
-    for split in ("train.jsonl", "validation.jsonl"):
-        whole = [source for source, _ in read_pairs(tmp_path / split)]
-        apart = [source for source, _ in read_pairs(tmp_path / "apart" / split)]
-        assert apart == [source.replace("ị", "i \u0323") for source in whole]
-
-
 def test_carving_keeps_every_pair_and_the_sources_apart(tmp_path):
     pairs = [(f"source {number % 600}", f"target {number}") for number in range(1000)]
     for side, name in enumerate(("a", "b")):
@@ -95,10 +80,7 @@ def test_corpus_without_pairs_is_refused(tmp_path, kind, text, options, message)
     ("given", "message"),
     [
         (["pairs", "train.jsonl", "--split", "train"], "train.jsonl is an input, and would be"),
-        (["pairs", "a.tsv", "--split", "train", "--unseen_in", "train.jsonl"], "is an input"),
         (["pairs", "a.tsv", "--split", "validation", "--carve", "0.5"], "got --split validation"),
-        (["pairs", "a.tsv", "--split", "b", "--carve", "nan"], "below 1, got nan"),
-        (["pairs", "a.tsv", "--split", "b", "--apart"], "--apart is for g2p, got pairs"),
         (["scan", "a.tsv", "train.jsonl", "--split", "b"], "one file, got 2: a.tsv, train.jsonl"),
     ],
 )
