@@ -28,7 +28,7 @@ async function load() {
   const read = async name => (await fetch(`model/${name}`)).json();
   const config = await read("config.json"), run = await read("run.json");
   const own = await read("tokenizer_config.json"), { vocab } = (await read("tokenizer.json")).model;
-  const folder = run.exported.some(name => name.startsWith("target_tokenizer")) ? "target_tokenizer/" : "";
+  const folder = Object.keys(run.files).some(name => name.startsWith("target_tokenizer")) ? "target_tokenizer/" : "";
   const target = await read(`${folder}tokenizer_config.json`);
   // What the config leaves out has the value that Marian's class gives it.
   const trained = run.settings ?? {}, positions = config.max_position_embeddings ?? 1024;

@@ -1,8 +1,8 @@
 """Every option of every command: its value arrives where it is used, or is read there."""
 
+import ast
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,10 +29,10 @@ from vanilla_transformer_tools.sharing import model_card
 from vanilla_transformer_tools.sharing import push as pushing
 from vanilla_transformer_tools.text import parallel_text, training_data
 from vanilla_transformer_tools.training import build as building
-from vanilla_transformer_tools.training import record
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
+from ..support.documents import ROOT
 from ..support.training_runs import build_arguments, build_settings
 
 
@@ -137,55 +137,6 @@ def test_train_takes_learning_rate_and_warm_up_of_the_preset(watch):
     assert arguments.warmup_steps == base.warmup_steps
 
 
-# Read from `run.json`: the card's test sees them there.
-OF_THE_CARD = {"language", "license", "dataset_tags"}
-# Only saved models have them; `training/pretrained` sees them there.
-OF_SAVED_MODELS = {"source_language", "target_language"}
-
-
-@pytest.fixture
-def read_fields(monkeypatch):
-    """Names of the settings that anything but the record of the run and the check reads."""
-    read = set()
-    known = {field.name for field in fields(TrainSettings)}
-    describe = record.describe_run
-
-    def remember(settings: TrainSettings, name: str) -> Any:
-        # `dataclasses.replace` copies all of them.
-        if name in known and sys._getframe(1).f_globals["__name__"] != "dataclasses":
-            read.add(name)
-        return object.__getattribute__(settings, name)
-
-    def describe_unseen(*arguments: Any) -> Any:
-        before = read.copy()
-        run = describe(*arguments)
-        read.intersection_update(before)
-        return run
-
-    monkeypatch.setattr(TrainSettings, "__getattribute__", remember, raising=False)
-    monkeypatch.setattr(record, "describe_run", describe_unseen)
-    monkeypatch.setattr(training, "check_settings", lambda *_: None)
-    return read
-
-
-def test_training_reads_each_setting(corpus, tmp_path, read_fields):
-    whole = build_settings(corpus, separate_vocabularies=True)
-    streamed = build_settings(corpus, streaming=True, shuffle_buffer=60, validated=False)
-    tuned = build_settings(corpus, init_from=str(tmp_path / "whole"))
-    settings = [
-        (whole, build_arguments(whole, tmp_path / "whole", max_steps=1)),
-        (streamed, build_arguments(streamed, tmp_path / "streamed", max_steps=1)),
-        (tuned, build_arguments(tuned, tmp_path / "tuned", max_steps=1)),
-    ]
-    read_fields.clear()
-
-    for one, arguments in settings:
-        training.train(one, arguments)
-
-    unread = {field.name for field in fields(TrainSettings)} - read_fields
-    assert unread <= OF_THE_CARD | {"data"} | OF_SAVED_MODELS
-
-
 @pytest.mark.parametrize(
     ("changes", "consumer"),
     [
@@ -240,6 +191,33 @@ def test_search_gets_each_option(command, watch, tmp_path):
     assert {name: named[name] for name in values} == values
 
 
+# Modules that read the settings of a command.
+READERS = {
+    TrainSettings: ("training/*.py", "text/*.py"),
+    TranslateSettings: ("commands/*.py",),
+    EvaluateSettings: ("commands/evaluate.py",),
+    AttentionSettings: ("commands/attention.py",),
+    ExportSettings: ("commands/export.py",),
+    PushSettings: ("commands/push.py",),
+}
+# Joined with the paths; read from `run.json` by the card.
+READ_ELSEWHERE = {"data", "dataset_tags", "license"}
+
+
+@pytest.mark.parametrize("settings", READERS)
+def test_each_setting_is_read(settings):
+    read = {
+        node.attr
+        for pattern in READERS[settings]
+        for file in (ROOT / "src" / "vanilla_transformer_tools").glob(pattern)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("settings")
+    }
+
+    unread = {field.name for field in fields(settings)} - read
+    assert unread - (READ_ELSEWHERE if settings is TrainSettings else OF_THE_SEARCH) == set()
+
+
 # Evaluating
 
 
@@ -278,16 +256,6 @@ def evaluate(watch, tmp_path, monkeypatch):
     return run
 
 
-def test_evaluate_reads_the_test_pairs_as_told(evaluate):
-    names = {"source_column": "s", "target_column": "t", "dataset_config": "c", "test_split": "p"}
-
-    calls = evaluate(*(word for name, value in names.items() for word in (f"--{name}", value)))
-
-    ((text,), _) = calls["load"][0]
-    told = (text.source_column, text.target_column, text.config_name, text.split)
-    assert told == ("s", "t", "c", "p")
-
-
 def test_evaluate_scores_and_compares_as_told(evaluate, tmp_path):
     other = tmp_path / "other.en"
     other.write_text("c\n", encoding="utf-8")
@@ -299,17 +267,6 @@ def test_evaluate_scores_and_compares_as_told(evaluate, tmp_path):
     calls = evaluate("--against", str(other), *options)
 
     assert calls["compare"] == [((["b"], ["c"], [("b",)]), named)]
-
-
-def test_evaluate_takes_further_references(evaluate, tmp_path):
-    files = [tmp_path / name for name in ("first", "second")]
-    for file in files:
-        file.write_text(f"{file.name}\n", encoding="utf-8")
-
-    calls = evaluate("--references", *map(str, files))
-
-    ((_, references), _) = calls["compute"][0]
-    assert references == [("b", "first", "second")]
 
 
 def test_evaluate_takes_a_test_set_of_the_list_of_sacrebleu(evaluate, tmp_path, monkeypatch):
@@ -396,23 +353,6 @@ def test_export_passes_each_option_on(runtime, kind, watch, write):
 
     values |= {"format": runtime, "quantization": kind, "sample": ["one", "two"]}
     assert calls == [(("me/model", Path("out")), values)]
-
-
-# Options that no search has are tested here, and in the files of their commands.
-TESTED = {
-    TranslateSettings: "input output resume prefix prefix_file n_best scores details shard "
-    "tag_column",
-    EvaluateSettings: "metrics bleu_tokenize bootstrap lowercase references test hypotheses output "
-    "against name source_column target_column dataset_config test_split tag_column score_pairs",
-    AttentionSettings: "output kind layer head alignments units",
-}
-
-
-@pytest.mark.parametrize("settings", TESTED)
-def test_each_option_has_its_test(settings):
-    own = {field.name for field in fields(settings)}
-
-    assert own - OF_THE_SEARCH == {*TESTED[settings].split()}
 
 
 # Values that belong together, and paths that are completed

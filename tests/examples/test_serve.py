@@ -19,6 +19,7 @@ from libretranslatepy import LibreTranslateAPI
 from vanilla_transformer_tools.translation import Search, Translation
 
 from ..support.documents import ROOT, code_blocks
+from ..support.launching import free_port
 from .test_scripts import names_of
 
 SCRIPT = ROOT / "examples" / "serve.py"
@@ -45,11 +46,6 @@ class Shouting:
         for line in lines:
             others = [Translation(f"{line.upper()}{place}") for place in range(1, self.count)]
             yield Translation(line.upper(), alternatives=tuple(others))
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def wait_for(address):

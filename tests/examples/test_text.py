@@ -2,7 +2,6 @@
 
 import io
 import os
-import socket
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import pytest
 from vanilla_transformer_tools.translation import Translation
 
 from ..support.documents import ROOT
+from ..support.launching import free_port
 from .test_scripts import names_of, run
 
 
@@ -90,8 +90,7 @@ def test_scripts_translate_standard_input(place, monkeypatch):
 def test_demo_translates_and_shows_attention(place):
     from gradio_client import Client
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    port = str(free_port())
     (place / "model" / "README.md").write_text(
         "---\nwidget:\n- text: ein hund\n---\n\n# Model\n\n<!-- x -->\nA model of numbers.\n\nMore."
     )
