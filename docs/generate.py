@@ -49,9 +49,8 @@ PUBLIC = {
     "vanilla_transformer_tools/evaluation/metrics.py": [
         "score",
         "TranslationScores",
-        "compare",
-        "Comparison",
     ],
+    "vanilla_transformer_tools/evaluation/significance.py": ["compare", "Comparison"],
     "vanilla_transformer_tools/interop/importing.py": ["import_model", "convert"],
     "vanilla_transformer_tools/interop/trimming.py": ["trim", "Trimmed"],
     "vanilla_transformer_tools/sharing/push.py": ["push"],

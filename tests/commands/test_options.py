@@ -16,7 +16,12 @@ from vanilla_transformer_tools.commands.attention import AttentionSettings
 from vanilla_transformer_tools.commands.evaluate import EvaluateSettings, _like
 from vanilla_transformer_tools.commands.export import ExportSettings
 from vanilla_transformer_tools.commands.push import PushSettings
-from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, test_sets
+from vanilla_transformer_tools.evaluation import (
+    bleu_tokenizers,
+    metrics,
+    significance,
+    test_sets,
+)
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.exports import export as exporting
 from vanilla_transformer_tools.settings import (
@@ -240,11 +245,11 @@ def evaluate(watch, tmp_path, monkeypatch):
     calls = {
         "load": watch(parallel_text, "load_pairs", {"source": ["a"], "target": ["b"]}),
         "compute": watch(metrics, "score", scores),
-        "compare": watch(metrics, "compare", []),
+        "compare": watch(significance, "compare", []),
         "record": watch(model_card, "record_results"),
     }
     watch(metrics, "format_scores", "")
-    watch(metrics, "format_comparisons", "")
+    watch(significance, "format_comparisons", "")
 
     def run(*options: str, model: bool = False) -> dict[str, Any]:
         if model:

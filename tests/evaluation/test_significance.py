@@ -2,9 +2,9 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from vanilla_transformer_tools.evaluation.metrics import (
+from vanilla_transformer_tools.evaluation.metrics import TranslationScores
+from vanilla_transformer_tools.evaluation.significance import (
     Comparison,
-    TranslationScores,
     compare,
     format_comparisons,
 )

@@ -102,12 +102,8 @@ def evaluate(argv: list[str]) -> None:
     _check(parser, settings)
 
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
-    from vanilla_transformer_tools.evaluation.metrics import (
-        build_metrics,
-        check_bootstrap,
-        compare,
-        format_comparisons,
-    )
+    from vanilla_transformer_tools.evaluation.metrics import build_metrics, check_bootstrap
+    from vanilla_transformer_tools.evaluation.significance import compare, format_comparisons
 
     # Mistakes are reported before the translation, which may take an hour.
     check_bootstrap(settings.bootstrap)

@@ -10,8 +10,7 @@ from vanilla_transformer_tools.settings import (
 )
 
 _EXAMPLE = """Uploads only weights, tokenizer, code, card, run.json and results.json, and nothing at
-all if one of them contains a token, a key, a password or a home directory, or is a link
-out of the folder.
+all if one of them contains a token, a key, a password or a home directory.
 
 example:
   vanilla-transformer push --model runs/de-en user/de-en
