@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (21_400, 18_000),
+    "src": (21_350, 18_000),
     "src/vanilla_transformer": (4_112, 3_500),
-    "tests": (26_200, 23_000),
+    "tests": (25_900, 23_000),
 }
 DEFECTS = (445, 445)
 WORDS_OF_DOCS = (39_500, 38_000)
@@ -25,7 +25,7 @@ LINES_OF_A_FILE = 450
 LINES_OF_A_FUNCTION = 50
 LINES_OF_AN_EXAMPLE = 100
 # Number of files, functions and examples that are larger all the same.
-LARGER_FILES = 2
+LARGER_FILES = 1
 LARGER_FUNCTIONS = 6
 LARGER_EXAMPLES = 0
 
