@@ -129,7 +129,7 @@ def test_search_has_the_defaults_of_the_generation_config(tiny_model, tokenizer,
     assert build(num_beams=2, scores=True).search == Search(2, 0.6, max_extra_tokens=4, scores=True)
     config = GenerationConfig(num_beams=3, length_penalty=0.2)
     assert build(generation_config=config).search == Search(3, 0.2, max_extra_tokens=4)
-    assert Translator(tiny_model, tokenizer, search=Search()).search == Search()
+    assert Translator(tiny_model, tokenizer, search=Search(), num_beams=3).search == Search(3)
 
 
 def test_line_feed_in_a_translation_becomes_a_blank(tiny_model, monkeypatch):

@@ -60,12 +60,7 @@ class CTranslate2Engine:
                 "Install it: pip install -e '.[export]'"
             ) from error
         path = Path(folder)
-        config = read_object(path / "config.json") if (path / "config.json").is_file() else {}
-        if missing := [name for name in _CONFIG_FIELDS if name not in config]:
-            raise ValueError(
-                f"{str(folder)!r} must be a folder that `vanilla-transformer export --format "
-                f"ctranslate2` made, got no `{missing[0]}` in its config.json. Export the model."
-            )
+        config = _read_config(path)
         self.max_positions: int = config["max_position_embeddings"]
         self.last_position: float = config["position_table_length"]
         self.end_token: str = config["eos_token"]
@@ -192,6 +187,17 @@ class CTranslate2Engine:
 def patience(config: GenerationConfig) -> int:
     """The `patience` with which a search ends about where Transformers' search does."""
     return 1 if config.early_stopping is True else 2
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    config = read_object(file) if file.is_file() else {}
+    if missing := [name for name in _CONFIG_FIELDS if name not in config]:
+        raise ValueError(
+            f"{str(folder)!r} must be a folder that `vanilla-transformer export --format "
+            f"ctranslate2` made, got no `{missing[0]}` in its config.json. Export the model."
+        )
+    return config
 
 
 def _read_vocabulary(folder: Path, side: str) -> list[str]:

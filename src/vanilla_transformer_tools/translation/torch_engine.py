@@ -35,6 +35,7 @@ from vanilla_transformer_tools.saved_folder import complete_ids
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.translation.engine import ForcedPass, Hypothesis
+from vanilla_transformer_tools.translation.ensemble import MeanDecoding, mean_log_probs
 from vanilla_transformer_tools.translation.generation_settings import (
     FIELDS_OF_A_SEARCH,
     bans,
@@ -47,39 +48,6 @@ from vanilla_transformer_tools.translation.generation_settings import (
 FORCED_LOGITS = 2**24
 # Longest source of a model that names no limit: T5, whose positions are relative, learnt from this.
 USUAL_POSITIONS = 512
-
-
-class MeanDecoding:
-    """Decodes with several models as one, by the mean of their probabilities.
-
-    Shapes: B sentences · P prompt · N hypotheses of a sentence · V vocabulary.
-
-    Args:
-        decodings: One of each model, all of the same sources.
-    """
-
-    def __init__(self, decodings: list[IncrementalDecoder]) -> None:
-        self.decodings = decodings
-
-    def first_logits(self, prompt: Tensor) -> Tensor:
-        """Log-probabilities of the token after each prompt, `[B, P]` -> `[B, V]`."""
-        return mean_log_probs([decoding.first_logits(prompt) for decoding in self.decodings])
-
-    def next_logits(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        """Log-probabilities of the token after each hypothesis, `[B, N]` -> `[B, N, V]`."""
-        logits = [decoding.next_logits(tokens, parents) for decoding in self.decodings]
-        return mean_log_probs(logits)
-
-    def keep(self, rows: Tensor) -> None:
-        """Drops all sentences except those at `rows`."""
-        for decoding in self.decodings:
-            decoding.keep(rows)
-
-
-def mean_log_probs(logits: list[Tensor]) -> Tensor:
-    """Log of the mean of several models' probabilities, from the logits of each."""
-    log_probs = torch.stack([part.log_softmax(-1, dtype=torch.float32) for part in logits])
-    return log_probs.logsumexp(0) - math.log(len(logits))
 
 
 class TorchEngine:
@@ -301,32 +269,37 @@ class TorchEngine:
         for first in range(0, len(targets), rows_at_a_time):
             part = targets[first : first + rows_at_a_time]
             rows = self._tensor([(first + index) // copies for index in range(len(part))])
-            mask, (labels, _) = attention_mask[rows], self._pad(part)
-            # Padded on the right: no real token sees what follows it.
-            shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=self.start_id)
-            with attention_weights(self.models) if align else nullcontext():
-                outputs = [
-                    model(
-                        encoder_outputs=(states[rows],),
-                        attention_mask=mask,
-                        decoder_input_ids=shifted,
-                        use_cache=False,
-                        output_attentions=align,
-                    )
-                    for model, states in zip(self.models, encoded, strict=True)
-                ]
-            log_probs = mean_log_probs([output.logits for output in outputs])
-            chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
-            alignment: list[list[int]] = [[]] * len(part)
-            if align:
-                attentions = [output.cross_attentions for output in outputs]
-                layers = [weights[aligned_layer(len(weights))] for weights in attentions]
-                weights = torch.stack([layer.float().mean(1) for layer in layers]).mean(0)
-                ends = mask.sum(-1) - end_length
-                is_word = torch.arange(weights.shape[-1], device=ends.device) < ends[:, None]
-                alignment = weights.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
-            for target, scores, positions in zip(part, chosen, alignment, strict=True):
-                yield ForcedPass(scores[: len(target)], positions[: len(target)])
+            states = [whole[rows] for whole in encoded]
+            end = end_length if align else None
+            yield from self._force_rows(part, states, attention_mask[rows], end)
+
+    def _force_rows(
+        self, targets: list[list[int]], states: list[Tensor], mask: Tensor, end_length: int | None
+    ) -> Iterator[ForcedPass]:
+        """One pass over targets and the encoded source of each; aligns unless the end is None."""
+        labels, _ = self._pad(targets)
+        # Padded on the right: no real token sees what follows it.
+        shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=self.start_id)
+        align = end_length is not None
+        with attention_weights(self.models) if align else nullcontext():
+            outputs = [
+                model(
+                    encoder_outputs=(encoded,),
+                    attention_mask=mask,
+                    decoder_input_ids=shifted,
+                    use_cache=False,
+                    output_attentions=align,
+                )
+                for model, encoded in zip(self.models, states, strict=True)
+            ]
+        log_probs = mean_log_probs([output.logits for output in outputs])
+        chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
+        alignment: list[list[int]] = [[]] * len(targets)
+        if end_length is not None:
+            attentions = [output.cross_attentions for output in outputs]
+            alignment = _most_attended(attentions, mask.sum(-1) - end_length)
+        for target, scores, positions in zip(targets, chosen, alignment, strict=True):
+            yield ForcedPass(scores[: len(target)], positions[: len(target)])
 
     def check_lengths(self, rows: list[list[int]]) -> None:
         """Rejects ids for which the model has no positions.
@@ -389,6 +362,20 @@ def attention_weights(models: Sequence[PreTrainedModel]) -> Iterator[None]:
 def aligned_layer(layers: int) -> int:
     """Layer that alignments are read from, counted from 0; see `TorchEngine.force`."""
     return max(0, layers - 2)
+
+
+def _most_attended(attentions: list[tuple[Tensor, ...]], ends: Tensor) -> list[list[int]]:
+    """Source position to which each target position attends most, on average over models.
+
+    Args:
+        attentions: Weights of the layers of each model, `[B, H, T, S]`.
+        ends: Place after the last word of each source, `[B]`.
+    """
+    layers = [weights[aligned_layer(len(weights))] for weights in attentions]
+    mean = torch.stack([layer.float().mean(1) for layer in layers]).mean(0)
+    is_word = torch.arange(mean.shape[-1], device=ends.device) < ends[:, None]
+    positions: list[list[int]] = mean.masked_fill(~is_word[:, None], -1).argmax(-1).tolist()
+    return positions
 
 
 def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:

@@ -72,7 +72,7 @@ class Translator:
     Args:
         model: A sequence-to-sequence model in any dtype, on any device; or an engine.
         tokenizer: Of any class; one that names languages by codes is copied for those given.
-        search: How to search; None: as the generation config and `settings` say.
+        search: How to search; None: as the generation config says.
         target_tokenizer: Tokenizer of the output, if the target has its own vocabulary; None:
             `tokenizer`.
         source_language: Language of the lines, for a model whose tokenizer names languages of both
@@ -90,7 +90,7 @@ class Translator:
         copy_without_letters: Whether text without letters, such as `12:30` or `-`, is its own
             translation; not if it has a prefix. None: no.
         details: Whether tokens, their scores and alignments are wanted; engine `torch` only.
-        settings: Fields of `Search`, such as `num_beams=5`, instead of it; None: the default.
+        settings: Fields of `Search` that differ, such as `num_beams=5`.
 
     Raises:
         ValueError: If settings are out of range or exclude each other, the model does not have a
@@ -123,26 +123,21 @@ class Translator:
             source_language, target_language, generation_config
         )
         self.source_language, self.target_language = source_language, target_language
-        if search and settings:
-            raise ValueError(
-                f"`search` takes the place of its fields, got {', '.join(sorted(settings))} too. "
-                "Give one of the two, or change a search with `dataclasses.replace`."
-            )
-        self.search = search or Search.of(generation_config, **settings)
+        search = replace(search, **settings) if search else Search.of(generation_config, **settings)
         forced = (
             self.tokenizers.first_token,
-            self.search.first_token,
+            search.first_token,
             generation_config.forced_bos_token_id,
         )
         first_token = next((token for token in forced if token is not None), None)
-        self.search = replace(self.search, first_token=first_token)
+        self.search = search = replace(search, first_token=first_token)
         self.details = details
         self.split_sentences = bool(split_sentences)
         self.copy_without_letters = bool(copy_without_letters)
         if max_source_length is None:
             max_source_length = self.engine.max_positions
         self.max_source_length = int(min(max_source_length, self.engine.last_position))
-        rows = self.search.num_hypotheses if self.search.do_sample else self.search.num_beams
+        rows = search.num_hypotheses if search.do_sample else search.num_beams
         if max_tokens_per_batch is None:
             max_tokens_per_batch = TOKENS_ON_GPU if _is_on_gpu(self.engine) else TOKENS_ON_CPU
         self._budget = max_tokens_per_batch
