@@ -84,24 +84,22 @@ def foreign_names() -> str:
 
 
 def file_map() -> str:
-    """Tables of the files in each folder of both packages: the first lines of their docstrings."""
-    tables = []
+    """Lists of the files in each folder of both packages: the first lines of their docstrings."""
+    lists = []
     for package in ("vanilla_transformer", "vanilla_transformer_tools"):
         for folder in sorted(init.parent for init in (ROOT / "src" / package).rglob("__init__.py")):
             rows = [
-                f"| `{path.name}` | {_summary(path)} |"
+                f"- `{path.name}`: {_summary(path)}"
                 for path in sorted(folder.glob("*.py"))
                 if path.name != "__init__.py"
             ]
             lines = [
                 f"### `{folder.relative_to(ROOT / 'src')}/`\n",
                 f"{_summary(folder / '__init__.py')}.\n",
-                "| file | holds |",
-                "| --- | --- |",
                 *rows,
             ]
-            tables.append("\n".join(lines))
-    return "\n\n".join(tables) + "\n\n"
+            lists.append("\n".join(lines))
+    return "\n\n".join(lists) + "\n\n"
 
 
 def _summary(path: Path) -> str:
@@ -226,6 +224,7 @@ def api() -> str:
 
 def _public_module(module: str) -> str:
     """Where users import a name from: the package if that offers it."""
+    module = module.removesuffix(".__init__")
     if module.startswith("vanilla_transformer."):
         return "vanilla_transformer"
     if module.startswith("vanilla_transformer_tools.translation."):

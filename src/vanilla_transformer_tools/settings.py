@@ -192,12 +192,12 @@ class TrainSettings:
     )
     filter_duplicates: bool = _filters("Drops pairs that repeat an earlier pair.", False)
     tokenizer: str | None = _vocabulary(
-        "Folder of a model of this package, or only of its tokenizer, whose tokenizers the new "
-        "model gets instead of its own; the other tokenizer options are ignored."
+        "Folder of a model of this package, or of its tokenizer, which the new model gets; the "
+        "other tokenizer options are ignored."
     )
     symbols: str | None = _vocabulary(
-        "File of symbols, one a line, such as <ph>, that a new vocabulary keeps whole wherever the "
-        "text has them; with --tokenizer_kind word, between blanks. They count for --vocab_size.",
+        "File of symbols, one a line, such as <ph>, that a new vocabulary keeps whole; with "
+        "--tokenizer_kind word, between blanks. They count for --vocab_size.",
         metavar="FILE",
     )
     tokenizer_kind: Literal["bpe", "unigram", "char", "word"] = _vocabulary(
@@ -247,14 +247,13 @@ class TrainSettings:
         256,
     )
     max_tokens_per_batch: int | None = _updates(
-        "Source plus target tokens of a batch, padding included, over all processes together. A "
-        "run that is resumed keeps its number. Default: 8,192; on a GPU 50,000 for base and big "
-        "with a million pairs or more, or as many as the memory holds."
+        "Source plus target tokens of a batch, padding included, over all processes together. "
+        "Default: 8,192; on a GPU 50,000 for base and big with a million pairs or more, or as "
+        "many as the memory holds."
     )
     bpe_dropout: float = _updates(
         "Probability of skipping a merge when training text is segmented, again in each epoch "
-        "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Helps on small corpora; needs "
-        "--tokenizer_kind bpe.",
+        "(BPE-dropout, Provilkov et al. 2020, who use 0.1). Needs --tokenizer_kind bpe.",
         0.0,
     )
     all_caps_every: int | None = _updates(
@@ -266,7 +265,7 @@ class TrainSettings:
         "none."
     )
     r_drop: float = _updates(
-        "Weight of R-Drop (Wu et al. 2021, who use 5): each pair passes twice, and the two outputs "
+        "Weight of R-Drop (Wu et al. 2021, who use 5): each pair is read twice, and both outputs "
         "should agree in spite of dropout. An update takes twice as long.",
         0.0,
     )
@@ -316,8 +315,8 @@ class TrainSettings:
         [],
     )
     max_validation_pairs: int | None = _evaluation(
-        "Number of validation pairs that are scored: a sample from all over them, in which each "
-        "file and language has its share, the same in each run. Default: all."
+        "Number of validation pairs that are scored: a sample in which each file and language has "
+        "its share, the same in each run. Default: all."
     )
     metrics: list[str] = _evaluation(
         "Scores of the validation pairs; see evaluate --help. The first decides which checkpoint "

@@ -71,8 +71,7 @@ class EvaluateSettings(SearchSettings):
     )
     against: str | None = option(
         "Other system to compare with on the same lines, by paired bootstrap: a file of its "
-        "translations, one a line, or the folder or Hub name of a model, which translates with the "
-        "same settings."
+        "translations, one a line, or the folder or Hub name of a model."
     )
     metrics: list[str] = option(
         "Scores to compute. wer: percentage of lines with a wrong token, and per: edits per 100 "

@@ -53,8 +53,7 @@ class ImportSettings:
     )
     keep_vocabulary: list[str] | None = _vocabulary(
         "Keeps only the entries of the vocabulary that these text files use, with all characters, "
-        "bytes, special tokens and languages: most of a multilingual model is its table. Needs a "
-        "tokenizer.json (BPE or Unigram).",
+        "bytes, special tokens and languages. Needs a tokenizer.json (BPE or Unigram).",
         action="extend",
         metavar="FILE",
     )
