@@ -84,6 +84,8 @@ class AttentionSettings:
 
 def attention(argv: list[str]) -> None:
     """Show what a model attends to: a page, or word alignments."""
+    from vanilla_transformer_tools.files import read_lines
+
     parser = build_parser(attention, AttentionSettings, _EXAMPLE)
     parser.add_argument(
         "text",
@@ -96,7 +98,8 @@ def attention(argv: list[str]) -> None:
     settings = AttentionSettings(**values)
     check_model(parser, [settings.model] if settings.model else None)
     output = _check(parser, settings, texts)
-    lines = _read_files(settings) if settings.alignments else []
+    files = [*(settings.alignments or []), *(settings.units or [])]
+    lines = [list(read_lines(file)) for file in files]
     # Only torch shows its attention.
     translator = load_translator(settings, engine="torch")
     if lines:
@@ -144,23 +147,6 @@ def _show(
     view = {"layer": settings.layer, "head": settings.head}
     write_lines(output, [attention_page(maps, kind=settings.kind, **view)])
     print(f"{output}: {maps.source} -> {maps.target}")
-
-
-def _read_files(settings: AttentionSettings) -> list[list[str]]:
-    """Reads the files of --alignments and --units, which must have as many lines."""
-    from vanilla_transformer_tools.files import read_lines
-
-    files = [*(settings.alignments or []), *(settings.units or [])]
-    lines = [list(read_lines(file)) for file in files]
-    if len(set(map(len, lines))) > 1:
-        read = ", ".join(
-            f"{len(each):,} in {file!r}" for each, file in zip(lines, files, strict=True)
-        )
-        raise ValueError(
-            "The files of --alignments and --units must have the same number of lines, got "
-            f"{read}. Check that they belong together."
-        )
-    return lines
 
 
 def _align(translator: "Translator", settings: AttentionSettings, lines: list[list[str]]) -> None:
