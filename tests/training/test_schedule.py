@@ -94,6 +94,16 @@ def test_rate_ends_at_zero_with_the_time_at_any_pace(monkeypatch, pace):
     assert 97 <= run.now - 1000 <= 97 + pace
 
 
+def test_rate_rises_to_the_end_of_the_warm_up(monkeypatch):
+    run = Run(monkeypatch, warmup=10)
+
+    rates = [run.update(0.5) for _ in range(11)]
+
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[0] < 0.1 < 0.9 < rates[9]
+    assert rates[10] < rates[9]
+
+
 @pytest.mark.parametrize(("evaluations", "end"), [(1, 89), (3, 75)])
 def test_time_for_the_last_evaluations_and_checkpoint_is_reserved(monkeypatch, evaluations, end):
     run = Run(monkeypatch, evaluations=evaluations)
