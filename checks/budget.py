@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LINES = {
     "src": (21_350, 18_000),
     "src/vanilla_transformer": (4_112, 3_500),
-    "tests": (25_900, 23_000),
+    "tests": (25_925, 23_000),
 }
 DEFECTS = (445, 445)
 WORDS_OF_DOCS = (38_400, 38_000)
