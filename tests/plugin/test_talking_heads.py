@@ -1,5 +1,6 @@
 """Talking heads: plain attention at the start, no leak, and the weights that values get."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -124,7 +125,7 @@ def test_other_kernels_are_refused_when_heads_talk(batch, tmp_path, kernel):
     asked = {"attn_implementation": kernel}
 
     for way in (
-        lambda: AutoModelForSeq2SeqLM.from_config(model.config, **asked),
+        lambda: AutoModelForSeq2SeqLM.from_config(copy.deepcopy(model.config), **asked),
         lambda: AutoModelForSeq2SeqLM.from_pretrained(tmp_path, **asked),
         lambda: model.set_attn_implementation({"": kernel}),
     ):
