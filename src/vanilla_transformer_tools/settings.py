@@ -118,7 +118,6 @@ TRUST_REMOTE_CODE = (
     "runs with the installed package."
 )
 
-
 # Options that train on text in other letters than it has.
 CASINGS = ("all_caps_every", "title_case_every")
 
