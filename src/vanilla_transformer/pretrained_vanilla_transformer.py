@@ -44,9 +44,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         super().__init_subclass__(**kwargs)
         cls._auto_class = None
 
-    def post_init(self) -> None:
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
         """Without this, Trainer reports tied weights as missing: files store them once."""
-        super().post_init()
+        super().tie_weights(*args, **kwargs)
         self._keys_to_ignore_on_save = self._tied_names()
 
     def _tied_names(self) -> set[str]:
