@@ -13,20 +13,20 @@ ROOT = Path(__file__).parents[1]
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (21_350, 18_000),
-    "src/vanilla_transformer": (4_112, 3_500),
-    "tests": (25_925, 23_000),
+    "src": (21_346, 18_000),
+    "src/vanilla_transformer": (4_111, 3_500),
+    "tests": (25_879, 23_000),
 }
-DEFECTS = (445, 445)
-WORDS_OF_DOCS = (38_400, 38_000)
+DEFECTS = (442, 442)
+WORDS_OF_DOCS = (38_379, 38_000)
 # The folder of a model that an earlier commit saved, with its code.
 SAVED = "saved_before"
 LINES_OF_A_FILE = 450
 LINES_OF_A_FUNCTION = 50
 LINES_OF_AN_EXAMPLE = 100
 # Number of files, functions and examples that are larger all the same.
-LARGER_FILES = 1
-LARGER_FUNCTIONS = 6
+LARGER_FILES = 0
+LARGER_FUNCTIONS = 3
 LARGER_EXAMPLES = 0
 
 
