@@ -18,7 +18,7 @@ LINES = {
     "tests": (25_879, 23_000),
 }
 DEFECTS = (442, 442)
-WORDS_OF_DOCS = (38_379, 38_000)
+WORDS_OF_DOCS = (38_050, 38_000)
 # The folder of a model that an earlier commit saved, with its code.
 SAVED = "saved_before"
 LINES_OF_A_FILE = 450
