@@ -93,9 +93,8 @@ def test_merge_of_lowest_rank_comes_first_and_the_leftmost_of_equals():
 
 
 def test_pairs_are_truncated_before_eos_and_counted(tokenizer):
-    pairs = SegmentedPairs(
-        TokenizerPair.joint(tokenizer), LINES, LINES[::-1], rate=0.3, seed=1, max_length=12
-    )
+    texts = {"source": LINES, "target": LINES[::-1]}
+    pairs = SegmentedPairs(TokenizerPair.joint(tokenizer), texts, rate=0.3, seed=1, max_length=12)
     lengths = pairs.draw(1)
 
     assert len(pairs) == len(LINES)

@@ -177,15 +177,8 @@ def test_length_that_leaves_no_room_beside_the_tag_is_refused(tokenizer):
 
 
 def test_bpe_dropout_leaves_the_tag_and_counts_it(tokenizer):
-    pairs = SegmentedPairs(
-        TokenizerPair.joint(tokenizer),
-        ["a <2de> b"] * 2,
-        ["x"] * 2,
-        rate=0.5,
-        seed=3,
-        max_length=9,
-        languages=["zh-Hans", "de"],
-    )
+    texts = {"source": ["a <2de> b"] * 2, "target": ["x"] * 2, "tag": ["zh-Hans", "de"]}
+    pairs = SegmentedPairs(TokenizerPair.joint(tokenizer), texts, rate=0.5, seed=3, max_length=9)
 
     tags = language_tags(tokenizer)
     assert [pairs[row]["input_ids"][0] for row in (0, 1)] == [tags["zh-Hans"], tags["de"]]

@@ -283,12 +283,12 @@ def test_truncation_keeps_the_code_after_the_end(tokenizers):
 def test_bpe_dropout_writes_labels_in_the_target_language(tokenizers):
     pair = TokenizerPair.joint(tokenizers("nllb")).between("deu_Latn", "eng_Latn", NOTHING)
 
+    texts = {"source": GERMAN[:9], "target": ENGLISH[:9]}
     plain, dropped = (
-        SegmentedPairs(pair, GERMAN[:9], ENGLISH[:9], rate=rate, seed=1, max_length=60)
-        for rate in (0.0, 0.5)
+        SegmentedPairs(pair, texts, rate=rate, seed=1, max_length=60) for rate in (0.0, 0.5)
     )
 
-    expected = encode_pairs({"source": GERMAN[:9], "target": ENGLISH[:9]}, pair, 60)
+    expected = encode_pairs(texts, pair, 60)
     assert [plain[row]["labels"] for row in range(9)] == expected["labels"]
     assert [dropped[row]["labels"][0] for row in range(9)] == [pair.first_token] * 9
     assert [dropped[row]["labels"] for row in range(9)] != expected["labels"]
@@ -297,5 +297,9 @@ def test_bpe_dropout_writes_labels_in_the_target_language(tokenizers):
 def test_bpe_dropout_refuses_a_tokenizer_that_is_not_fast(tokenizers):
     with pytest.raises(ValueError, match=r"needs a BPE vocabulary .* got MarianTokenizer and 0\.1"):
         SegmentedPairs(
-            TokenizerPair.joint(tokenizers("marian")), ["a"], ["b"], rate=0.1, seed=1, max_length=9
+            TokenizerPair.joint(tokenizers("marian")),
+            {"source": ["a"], "target": ["b"]},
+            rate=0.1,
+            seed=1,
+            max_length=9,
         )

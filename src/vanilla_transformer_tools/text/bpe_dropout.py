@@ -6,7 +6,7 @@ place in the corpus, so it is the same with any number of processes and after re
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby, pairwise
 from typing import Any
 
@@ -151,12 +151,10 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
 
     Args:
         tokenizers: With BPE models, as for `SegmentedLines`.
-        source: Lines.
-        target: The same number of lines.
+        pairs: Columns `source`, `target` and, for a tokenizer with tags, `tag`.
         rate: As for `SegmentedLines`.
         seed: Of the run.
         max_length: Most tokens that a side keeps, the last of which is `</s>`.
-        languages: Target language of each pair, for a tokenizer with tags; None for one without.
 
     Attributes:
         truncated_pairs: Number of pairs in the epoch with a truncated side.
@@ -165,28 +163,24 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
     def __init__(
         self,
         tokenizers: TokenizerPair,
-        source: Sequence[str],
-        target: Sequence[str],
+        pairs: Mapping[str, Sequence[str]],
         *,
         rate: float,
         seed: int,
         max_length: int,
-        languages: Sequence[str] | None = None,
     ) -> None:
         sides = [
-            ("input_ids", tokenizers.source, source, "text"),
-            ("labels", tokenizers.target, target, "text_target"),
+            ("input_ids", tokenizers.source, "source", "text"),
+            ("labels", tokenizers.target, "target", "text_target"),
         ]
         self._sides = {}
-        for column, tokenizer, lines, argument in sides:
+        for column, tokenizer, side, argument in sides:
             # As `encode_pairs` reads them.
-            texts = list(map(without_blank_ends, lines))
-            drawn = SegmentedLines(
+            texts = list(map(without_blank_ends, pairs[side]))
+            self._sides[column] = SegmentedLines(
                 tokenizer, texts, rate=rate, seed=f"{seed} {column}", argument=argument
             )
-            self._sides[column] = drawn
-        self._prefixes = source_prefixes(languages, len(source), tokenizers)
-        self._pairs = len(source)
+        self._prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), tokenizers)
         self._max_length = max_length
         self._epoch: int | None = None
         self.draw(0)
@@ -203,7 +197,7 @@ class SegmentedPairs(Dataset[dict[str, list[int]]]):
 
     def __len__(self) -> int:
         """Number of pairs."""
-        return self._pairs
+        return len(self._prefixes)
 
     def __getitem__(self, pair: int) -> dict[str, list[int]]:
         """`input_ids` and `labels` of a pair, as last drawn."""

@@ -287,25 +287,17 @@ def build_data(
         stream = TokenBatchStream(corpus.read, tokenizers, casing=casing, **sizes, **sampling)
         return _in_buffers(stream, arguments.world_size)
     pairs = corpus.filtered.kept
-    if not settings.bpe_dropout:
-        tokenized, truncated = cached_ids(pairs, tokenizers, max_length=longest)
-        if casing:
-            cased = CasedPairs(tokenized, pairs, tokenizers, casing, longest)
-            sampler = TokenBatchSampler(cased.draw(0), redraw=cased.draw, **sampling)
-            return in_epochs(cased, sampler, truncated)
-        sampler = TokenBatchSampler(pair_lengths(tokenized), **sampling)
-        return in_epochs(tokenized, sampler, truncated)
-    drawn = SegmentedPairs(
-        tokenizers,
-        pairs["source"][:],
-        pairs["target"][:],
-        rate=settings.bpe_dropout,
-        seed=arguments.seed,
-        max_length=longest,
-        languages=pairs["tag"][:] if settings.tag_column else None,
-    )
-    sampler = TokenBatchSampler(drawn.draw(0), redraw=drawn.draw, **sampling)
-    return in_epochs(drawn, sampler, drawn.truncated_pairs)
+    if settings.bpe_dropout:
+        rate, seed = settings.bpe_dropout, arguments.seed
+        drawn = SegmentedPairs(tokenizers, pairs[:], rate=rate, seed=seed, max_length=longest)
+        sampler = TokenBatchSampler(drawn.draw(0), redraw=drawn.draw, **sampling)
+        return in_epochs(drawn, sampler, drawn.truncated_pairs)
+    tokenized, truncated = cached_ids(pairs, tokenizers, max_length=longest)
+    if casing:
+        cased = CasedPairs(tokenized, pairs, tokenizers, casing, longest)
+        sampler = TokenBatchSampler(cased.draw(0), redraw=cased.draw, **sampling)
+        return in_epochs(cased, sampler, truncated)
+    return in_epochs(tokenized, TokenBatchSampler(pair_lengths(tokenized), **sampling), truncated)
 
 
 def in_epochs(
@@ -319,30 +311,29 @@ def in_epochs(
         truncated_pairs: Number of pairs with a truncated side.
     """
     return TrainingData(
-        dataset,
-        {"batch_sampler": sampler},
-        sampler.set_epoch,
-        True,
-        len(dataset),
-        truncated_pairs,
-        len(sampler),
-        sampler.tokens,
-        sampler.padding,
+        dataset=dataset,
+        batching={"batch_sampler": sampler},
+        set_epoch=sampler.set_epoch,
+        is_corpus=True,
+        pairs=len(dataset),
+        truncated_pairs=truncated_pairs,
+        batches=len(sampler),
+        tokens=sampler.tokens,
+        padding=sampler.padding,
     )
 
 
 def _in_buffers(stream: TokenBatchStream, processes: int) -> TrainingData:
     """Pairs of a stream; the shares of the other processes are taken to be like this one's."""
     return TrainingData(
-        stream,
-        # The stream yields whole batches.
-        {"batch_size": None},
-        # It numbers its buffers itself.
-        lambda epoch: None,
-        False,
-        processes * stream.buffer_size,
-        processes * stream.truncated_pairs,
-        stream.batches_per_buffer,
-        processes * stream.tokens,
-        stream.padding,
+        dataset=stream,
+        # The stream yields whole batches, and numbers its buffers itself.
+        batching={"batch_size": None},
+        set_epoch=lambda epoch: None,
+        is_corpus=False,
+        pairs=processes * stream.buffer_size,
+        truncated_pairs=processes * stream.truncated_pairs,
+        batches=stream.batches_per_buffer,
+        tokens=processes * stream.tokens,
+        padding=stream.padding,
     )
