@@ -43,8 +43,8 @@ _FOR_UPDATES = 0.85
 _HOST_IN_TRAINING = 2.5
 # A task of fewer words is a closed pattern, such as the commands of SCAN.
 _WORDS_OF_A_PATTERN = 50
-# One of so many pairs is in capitals, and one has a source in title case.
-_CASED_EVERY = 20
+# One of so many pairs is in capitals, and one has a source in title case, from so many passes on.
+_CASED_EVERY, _PASSES_OF_CASED = 50, 5
 # Evaluations should take little of the time.
 _VALIDATION_TOKENS_PER_MINUTE = 700
 # With this number of updates, doubling the batch is better than doubling the updates.
@@ -307,9 +307,6 @@ def _of_text(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choice]
             limit = next(limit for limit in sizes if stats.pairs < limit)
             of_limit = f", less than {limit:,}" if limit < math.inf else ""
             yield "vocab_size", sizes[limit], f"{stats.pairs:,} pairs{of_limit}"
-        if stats.both_cases >= 0.5 and not (stats.is_copied or chosen["lowercase_sources"]):
-            reason = f"{stats.both_cases:.0%} of the pairs have capitals and small letters"
-            yield from ((option, _CASED_EVERY, reason) for option in CASINGS)
     tokens = {"word": stats.long_words, "char": stats.long_characters}
     # BPE on identifiers and rare words has 3 characters a token.
     needed = 1 + tokens.get(kind, stats.long_characters // 3)
@@ -335,6 +332,15 @@ def _of_model(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choice
             size = preset, f"time for {least} passes and more"
     yield "preset", size[0], f"{stats.pairs:,} pairs, and {size[1]}"
     yield "dropout", *_dropout(stats, chosen)
+    has_case = stats.both_cases >= 0.5 and not (stats.is_copied or chosen["lowercase_sources"])
+    # In a shorter run, plain text would pay for them.
+    if (
+        has_case
+        and chosen["tokenizer_kind"] in ("bpe", "unigram")
+        and stats.passes(chosen) >= _PASSES_OF_CASED
+    ):
+        reason = f"{stats.both_cases:.0%} of the pairs have capitals and small letters"
+        yield from ((option, _CASED_EVERY, reason) for option in CASINGS)
     if _is_pattern(stats, chosen):
         yield "label_smoothing_factor", 0.0, "a closed pattern has one right answer"
 
