@@ -7,9 +7,9 @@ from ..support.scripts import run_script
 
 BENCHMARKS = "conversion finetuning generation growth peers plot_complexity processes threads"
 BENCHMARKS += " training tricks versions"
-SCRIPTS = "ablate compare_minutes score_by_length speedrun train_m2m100"
+LAB = "ablate compare_minutes score_by_length speedrun train_m2m100"
 PROGRAMS = [f"benchmarks/{name}.py" for name in BENCHMARKS.split()]
-PROGRAMS += [f"scripts/{name}.py" for name in SCRIPTS.split()]
+PROGRAMS += [f"lab/{name}.py" for name in LAB.split()]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
