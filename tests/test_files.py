@@ -102,6 +102,8 @@ GZIPPED = gzip.compress("\n".join(map(str, range(1000))).encode(), mtime=0)
     [
         ("gut\nschläft\n".encode("latin-1"), "byte 0xE4 at byte 5 of line 2.*iconv"),
         ("Zwölf\n".encode("utf-16"), "must be UTF-8, got .* iconv -f UTF-16"),
+        ("Zwei\n".encode("utf-16-le"), "got what looks like UTF-16"),
+        ("Zwei\n".encode("utf-16-be"), "got what looks like UTF-16"),
         (b"", "is empty"),
         (GZIPPED[:-12], "damaged: .*after line 998"),
         (bz2.compress(b"x" * 99)[:20] + bytes(30), "damaged: .*after line 0"),

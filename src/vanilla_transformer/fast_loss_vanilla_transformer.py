@@ -46,7 +46,7 @@ def projected_loss_sum(
 
     Args:
         lm_head: Output projection; anything but a plain matrix (LoRA, quantised, offloaded) is
-            called.
+            called, and any in float16.
         hidden_states: `[B, T, D]`; with R-Drop B is even, the first passes before the second.
         labels: `[B, T]`, -100 at positions without a target.
         terms: Terms of the loss.
@@ -91,7 +91,9 @@ def loss_sum_by_module(
     def chunk_sum(hidden: Tensor, label: Tensor) -> Tensor:
         return loss_sum(lm_head(hidden), label, terms)
 
-    count = max(1, math.ceil(labels.numel() / CHUNK_ROWS))
+    # A module of an unknown kind may have any number of entries.
+    entries = getattr(lm_head, "out_features", 2**16)
+    count = max(1, math.ceil(labels.numel() / chunk_rows(labels.device, entries)))
     if torch.compiler.is_compiling():
         count = COMPILED_CHUNKS
     chunks = ((hidden_states[:, i::count], labels[:, i::count]) for i in range(count))

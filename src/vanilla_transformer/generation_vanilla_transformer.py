@@ -62,7 +62,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             kwargs: Further arguments of Transformers' method: settings, and inputs of the model.
 
         Raises:
-            ValueError: If a setting does not suit two vocabularies.
+            ValueError: If a setting does not suit two vocabularies, or an encoder-decoder.
         """
         # A setting that is None is the model's own.
         given = {} if generation_config is None else vars(generation_config)
@@ -74,7 +74,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             cache = kwargs.pop("cache", None)
         if cache is not None:
             kwargs[CACHE] = cache
-        self._refuse_ids_of_sources(kwargs)
+        self._refuse(kwargs)
         self._correct(kwargs)
         if hasattr(type(self), "unshard"):
             # FSDP2 collects what belongs to no layer in the model's own `forward` only, and
@@ -99,8 +99,10 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             # Without it, Transformers warns of two limits, of which one is the model's own.
             kwargs.setdefault("max_length", None)
 
-    def _refuse_ids_of_sources(self, kwargs: dict[str, Any]) -> None:
-        """Refuses penalties on source ids where targets have a vocabulary of their own."""
+    def _refuse(self, kwargs: dict[str, Any]) -> None:
+        """Refuses parts of sources, and penalties on source ids where targets have their own."""
+        if kwargs.get("prefill_chunk_size", self.generation_config.prefill_chunk_size):
+            raise ValueError("`prefill_chunk_size` would cut off source masks: leave it out.")
         config = self.config
         if not config.decoder_vocab_size or config.share_encoder_decoder_embeddings:
             return

@@ -231,8 +231,8 @@ class VanillaTransformerForConditionalGeneration(
                 `r_drop_alpha` comes with an odd number of rows.
         """
         if labels is not None:
-            # A loss needs no later steps, and filling a cache copies all keys and values.
-            use_cache = False
+            # A loss needs all logits and no later steps; filling a cache copies keys and values.
+            use_cache, logits_to_keep = False, 0
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(

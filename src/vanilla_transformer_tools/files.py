@@ -104,6 +104,11 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
         content = line.removesuffix(b"\n")
         if number == 1:
             content = content.removeprefix(BOM_UTF8)
+            if len(content) > 2 and any(not any(content[start::2]) for start in (0, 1)):
+                raise ValueError(
+                    f"{os.fspath(path)!r} must be UTF-8, got what looks like UTF-16. Convert the "
+                    "file first: iconv -f UTF-16LE (or UTF-16BE) -t UTF-8 old.txt > new.txt"
+                )
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:

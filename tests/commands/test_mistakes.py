@@ -81,7 +81,7 @@ MISTAKES = [
     ("translate --model M --input a --output mine", "'mine.job.json' must be the record of a tr"),
     ("translate --model M --input a --output deep --resume", "'deep.job.json' must be the record"),
     # Evaluating
-    ("evaluate --test a --hypotheses z", "--hypotheses: there is no file 'z'"),
+    ("evaluate --test a --hypotheses z", "--hypotheses must be a regular file, got 'z'"),
     ("evaluate --test a --hypotheses b --model M", "leave out --model"),
     ("evaluate --test a b --model M --against /no/such", "there is no file or folder '/no/such'"),
     ("evaluate --test a b --model M --against c --bootstrap 0", "resamples of --bootstrap, got 0"),

@@ -84,6 +84,7 @@ def test_language_decides_where_scripts_are_ambiguous(code, usable):
 def test_names_and_languages_in_another_script_do_not_decide(usable):
     assert resolve("auto", ["Xi Jinping (习近平) is the president of China"] * 9).name == "13a"
     assert resolve("auto", ["vanilla_transformer 是一个用于机器翻译的模型。"]).name == "zh"
+    assert resolve("auto", ["Nǐ hǎo, shìjiè!"], ["zh"]).name == "13a"
 
 
 def test_choice_of_a_person_and_tokenised_text_are_respected(usable):

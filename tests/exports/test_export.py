@@ -18,9 +18,11 @@ from vanilla_transformer_tools.exports.export import (
     verify,
 )
 from vanilla_transformer_tools.saved_folder import describe_model_files, load_model, write_run
+from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
+from vanilla_transformer_tools.translation.job import job_record
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import build_variant
@@ -259,6 +261,11 @@ def test_export_is_found_in_the_folder_of_its_model(source, write, refused, caps
     texts = [[one.text for one in each.translate(LINES)] for each in engines]
     assert texts[0] == texts[1]
     assert isinstance(engines[1].engine, CTranslate2Engine)
+    # A job that goes on is told of another export.
+    settings = TranslateSettings(model=[source], engine="ctranslate2")
+    before = job_record(settings)
+    (output / "model.bin").write_bytes((output / "model.bin").read_bytes()[:-1] + b"x")
+    assert job_record(settings)["--model"] != before["--model"]
     for other in ({}, {"files": {"model.safetensors": {"bytes": 1}}}):
         write_run(Path(source), other)
         with pytest.raises(ValueError, match=r"must be an export of the weights in .*others"):

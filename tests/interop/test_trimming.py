@@ -154,7 +154,7 @@ def test_ids_of_the_configs_are_renumbered_and_bans_of_what_is_gone_dropped(sour
         pad_token_id=1,
         bad_words_ids=[[1], [gone], [french, gone], [french, 2]],
         suppress_tokens=[gone, english],
-        sequence_bias=[[[french, 2], 1.5], [[gone], -2.0]],
+        sequence_bias={(french, 2): 1.5, (gone,): -2.0},
     )
 
     result = trim(model, tokenizer, Trimming((text,)))
@@ -236,7 +236,10 @@ def test_command_leaves_no_folder_behind_when_a_file_has_no_text(sources, tmp_pa
     (tmp_path / "empty").write_text(" \n")
     source = sources("nllb")[2].with_name("source")
 
-    told = refused("import", source, tmp_path / "small", "--keep_vocabulary", tmp_path / "empty")
+    (tmp_path / "text").write_text("Hund\n")
 
-    assert "needs text, got none in" in told
+    files = [tmp_path / "text", tmp_path / "empty"]
+    told = refused("import", source, tmp_path / "small", "--keep_vocabulary", *files)
+
+    assert f"needs text, got none in '{files[1]}'" in told
     assert not (tmp_path / "small").exists()

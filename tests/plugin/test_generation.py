@@ -295,6 +295,8 @@ def test_watermark_favours_tokens_of_the_whole_target_vocabulary(target_size):
     "settings", [{"encoder_repetition_penalty": 1.3}, {"encoder_no_repeat_ngram_size": 1}]
 )
 def test_ids_of_another_vocabulary_change_no_scores(settings):
+    with pytest.raises(ValueError, match="`prefill_chunk_size` would cut off source masks"):
+        build_variant().generate(torch.tensor([[5, 2]]), prefill_chunk_size=4)
     source = torch.tensor([[5, 6, 7, 2]])
     build_variant(**TWO_TABLES).generate(source, max_new_tokens=2, **settings)
 

@@ -239,7 +239,11 @@ def test_loss_keeps_the_decoder_inputs_that_are_given(tiny_model, batch, as_embe
     ("kept", "positions"),
     [(0, [0, 1, 2, 3, 4]), (1, [4]), (3, [2, 3, 4]), (torch.tensor([0, 3]), [0, 3])],
 )
-def test_logits_to_keep_chooses_positions(tiny_model, batch, kept, positions):
+def test_logits_to_keep_chooses_positions_and_leaves_the_loss_alone(
+    tiny_model, batch, kept, positions
+):
+    of_labels = tiny_model.eval()(**batch, logits_to_keep=kept)
+    torch.testing.assert_close(of_labels.loss, tiny_model(**batch).loss)
     del batch["labels"]
     expected = tiny_model(**batch).logits[:, positions]
 

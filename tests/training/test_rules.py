@@ -172,6 +172,12 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"all_caps_every": 9, "bpe_dropout": 0.1}, {}, "both draw each epoch again"),
         ({"all_caps_every": 9, "lowercase_sources": True}, {}, "in lower case do not show it"),
         ({"title_case_every": 0}, {}, "--title_case_every must be at least 1"),
+        ({"all_caps_every": 9, "tokenizer_kind": "word"}, {}, "a vocabulary that can write any"),
+        (
+            {},
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"powr": 2}},
+            "must fit --lr_scheduler_type polynomial, got .*powr",
+        ),
         (
             {"title_case_every": 9},
             {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},

@@ -81,7 +81,11 @@ def _message(error: Exception, argv: list[str]) -> str | None:
     if isinstance(error, ImportError):
         # An optional package is missing; the message names it.
         return " ".join(said.split())
-    return said if isinstance(error, (ValueError, OSError, ArithmeticError)) else None
+    if not isinstance(error, (ValueError, OSError, ArithmeticError)):
+        return None
+    # From a data loader's process, torch passes it on behind a traceback, whose code is indented.
+    found = re.match(r"Caught (\w+) in DataLoader.*\n +[^\n]*\n\1: (.*)", said, re.DOTALL)
+    return found[2].rstrip() if found else said
 
 
 def _missing_file(error: FileNotFoundError, argv: list[str]) -> str:

@@ -254,7 +254,7 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
             "--hypotheses holds translations: leave out --model, --output and --score_pairs"
         )
     elif not Path(settings.hypotheses).is_file():
-        parser.error(f"--hypotheses: there is no file {settings.hypotheses!r}")
+        parser.error(f"--hypotheses must be a regular file, got {settings.hypotheses!r}")
     if against := settings.against:
         if not settings.bootstrap:
             parser.error("--against needs the resamples of --bootstrap, got 0")

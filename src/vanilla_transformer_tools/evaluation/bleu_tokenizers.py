@@ -92,9 +92,11 @@ def resolve(
     if is_tokenized:
         return BleuTokenizer("none", "the model was trained on tokenised text")
     code = next(filter(None, languages), "")
-    if language := _language_of(code):
+    written = _language_in("".join(references))
+    # A romanised text has blanks between words.
+    if written and (language := _language_of(code)):
         reason = f"the target language is {language.name} ({code})"
-    elif language := _language_in("".join(references)):
+    elif language := written:
         reason = f"the references are {language.name}"
     else:
         return BleuTokenizer("13a", "the references have blanks between words")

@@ -133,14 +133,15 @@ def kept_ids(
         OSError: If a file cannot be read.
     """
     _check_trimmable(model, tokenizer)
+    for file in trimming.files:
+        if not any(map(str.strip, read_lines(file))):
+            raise ValueError(
+                f"--keep_vocabulary needs text, got none in {file!r}. Leave the file out."
+            )
     counts: Counter[int] = Counter()
-    has_text = False
     for lines in trimming.batches():
-        has_text = has_text or any(map(str.strip, lines))
         for ids in tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]:
             counts.update(ids)
-    if not has_text:
-        raise ValueError(f"--keep_vocabulary needs text, got none in {', '.join(trimming.files)}.")
     kept = {token_id for token_id, count in counts.items() if count >= trimming.min_count}
     entries = tokenizer.get_vocab()
     # All single characters and bytes; `▁a` is two characters.
@@ -174,13 +175,13 @@ def _check_trimmable(model: VanillaTransformerForConditionalGeneration, tokenize
     if has_target_vocabulary(model.config.to_dict()):
         raise ValueError(
             "--keep_vocabulary needs a model with one vocabulary for both sides, got "
-            f"`decoder_vocab_size` {model.config.decoder_vocab_size}."
+            f"`decoder_vocab_size` {model.config.decoder_vocab_size}. Leave it out."
         )
     kind = _pipeline(tokenizer)["model"]["type"] if tokenizer.is_fast else type(tokenizer).__name__
     if kind not in ("BPE", "Unigram"):
         raise ValueError(
             "--keep_vocabulary needs a tokenizer.json with a BPE or a Unigram vocabulary, got "
-            f"{kind}."
+            f"{kind}. Leave --keep_vocabulary out."
         )
 
 
@@ -316,6 +317,9 @@ def _renumber(config: Any, new_ids: Mapping[int, int]) -> None:
 
     for field in _FIELDS_WITH_IDS:
         value = getattr(config, field, None)
+        if isinstance(value, dict):
+            # A file has pairs, a program may have set a dictionary.
+            value = [*value.items()]
         if isinstance(value, list):
             remaining = (new for one in value if (new := renumbered(one)) is not None)
             setattr(config, field, [*remaining] or None)

@@ -349,7 +349,10 @@ def _open_dataset(text: ParallelText) -> Dataset | IterableDataset:
             )
         return saved[text.split]
     try:
-        with progress_bars_only_on_terminals(), _damage_is_named(text):
+        hint = "Make room there, or set HF_HOME to a folder with more."
+        cache = Path(datasets.config.HF_DATASETS_CACHE)
+        room = naming_full_disk(cache, f"the data of {text}", hint)
+        with progress_bars_only_on_terminals(), _damage_is_named(text), room:
             return load_dataset(path, text.config_name, split=text.split, streaming=text.streaming)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(

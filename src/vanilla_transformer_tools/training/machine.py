@@ -99,10 +99,9 @@ def training_speed(arguments: TrainingArguments) -> Speed:
         ]
         seconds = [_seconds_of_batch(model, ids, dtype) for ids in batches]
     if device.type == "cuda":
-        # What the run takes and may take is measured later.
+        # Room for the batches that are tried later.
         del model
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     measured = _line_through([2 * ids.numel() for ids in batches], seconds)
     speed = Speed(*broadcast(torch.tensor(measured, device=device)).tolist())
     return speed._replace(tokens_per_second=arguments.world_size * speed.tokens_per_second)

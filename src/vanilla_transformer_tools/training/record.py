@@ -90,7 +90,7 @@ def record_of(plan: RunPlan, previous: Mapping[str, Any]) -> dict[str, Any]:
         run = continued_record(previous, run)
     elif plan.decisions:
         run["decisions"] = [asdict(decision) for decision in plan.decisions]
-    return run | plan.facts.record
+    return run | clean_record(plan.facts.record)
 
 
 def describe_run(

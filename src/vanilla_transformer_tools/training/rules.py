@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets.config import DATASET_STATE_JSON_FILENAME
-from transformers import Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 
 from vanilla_transformer_tools.evaluation.metrics import build_metrics
@@ -158,6 +159,11 @@ def _scores_text(o: Options) -> bool:
 # What no run can follow; `{o.name}` in the message is the value of an option.
 _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
     (
+        lambda o: o.tokenizer_kind == "word" and (o.all_caps_every or o.title_case_every),
+        "--all_caps_every and --title_case_every need a vocabulary that can write any word, got "
+        "--tokenizer_kind word. Take bpe, unigram or char, or leave them out.",
+    ),
+    (
         lambda o: not (o.max_steps > 0 or o.num_train_epochs > 0),
         "--num_train_epochs or --max_steps must be above 0, got {o.num_train_epochs} and "
         "{o.max_steps}.",
@@ -263,6 +269,15 @@ def _faults(o: Options) -> Iterator[str]:
             interpret(o.settings)
         except ValueError as error:
             yield f"{option}{error}"
+    options = {"scheduler_specific_kwargs": o.lr_scheduler_kwargs}
+    try:
+        unused = torch.optim.SGD([torch.zeros(1)])
+        get_scheduler(o.lr_scheduler_type, unused, 1, 10**9, **options)
+    except (TypeError, ValueError) as error:
+        yield (
+            f"--lr_scheduler_kwargs must fit --lr_scheduler_type {o.lr_scheduler_type}, got "
+            f"{o.lr_scheduler_kwargs}: {error}."
+        )
 
 
 def _build_metrics(settings: TrainSettings) -> object:

@@ -17,6 +17,7 @@ from vanilla_transformer_tools import files
 from vanilla_transformer_tools.progress import line_progress
 from vanilla_transformer_tools.saved_folder import find_file, model_files, read_object
 from vanilla_transformer_tools.settings import TranslateSettings
+from vanilla_transformer_tools.translation.loading import own_export
 from vanilla_transformer_tools.translation.results import Translation
 from vanilla_transformer_tools.translation.streams import (
     PipedLines,
@@ -153,13 +154,14 @@ def translate_tagged(
     """
     translators: dict[str, Translator] = {}
     for window in windows(rows, has_next, lambda row: len(row[0])):
-        results = {}
-        for tag in dict.fromkeys(tag for _, tag in window):
-            if tag not in translators:
-                translators[tag] = translator.changed(target_language=tag)
-            texts = [text for text, its_tag in window if its_tag == tag]
-            results[tag] = translators[tag].translate(texts, prefix, first_line=first_line)
+        results: dict[str, Iterator[Translation]] = {}
         for _, tag in window:
+            # An unknown language is an error after the translations of the lines before it.
+            if tag not in results:
+                if tag not in translators:
+                    translators[tag] = translator.changed(target_language=tag)
+                texts = [text for text, its_tag in window if its_tag == tag]
+                results[tag] = translators[tag].translate(texts, prefix, first_line=first_line)
             yield next(results[tag])
         first_line += len(window)
 
@@ -262,7 +264,10 @@ def job_record(settings: TranslateSettings) -> dict[str, Any]:
     # Files may be moved.
     for name in ("input", "prefix_file"):
         record[f"--{name}"] = f"SHA-256 {files.checksum(values[name])}" if values[name] else None
-    record["--model"] = list(map(_version_of, settings.model or []))
+    models = settings.model or []
+    if settings.engine == "ctranslate2":
+        models = list(map(own_export, models))
+    record["--model"] = list(map(_version_of, models))
     return {_PACKAGE: version(_PACKAGE), **record}
 
 

@@ -137,7 +137,7 @@ def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig
             f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
             "Use the engine 'torch' for an ensemble."
         )
-    folder = _own_export(names[0])
+    folder = own_export(names[0])
     check_files(folder)
     # First, because its errors explain what is wrong with a folder.
     exported = CTranslate2Engine(folder, compute_type="default" if dtype == "auto" else dtype)
@@ -152,7 +152,7 @@ def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig
     return exported, config
 
 
-def _own_export(name: str) -> str:
+def own_export(name: str) -> str:
     """The export in a model's folder, where `export` writes it by default; else the folder itself.
 
     Raises:
@@ -161,7 +161,7 @@ def _own_export(name: str) -> str:
     own, recorded = Path(name, EXPORT_FOLDER), read_run(name).get("files")
     if not own.is_dir():
         return name
-    if not recorded or read_run(str(own)).get("exported_from") != recorded:
+    if read_run(str(own)).get("exported_from") != recorded:
         raise ValueError(
             f"{str(own)!r} must be an export of the weights in {name!r}, got one of others. Delete "
             "it, and export the model again."

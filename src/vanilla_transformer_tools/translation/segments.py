@@ -170,8 +170,13 @@ def cut_line(line: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> 
     pieces = []
     end, start = 0, _next_word(line, 0)
     while start < len(line):
-        text = line[start : start + _CHARACTERS * max_tokens]
-        fitting = start + _end_of_fitting(text, tokenizer, max_tokens)
+        size = _CHARACTERS * max_tokens
+        # Tokens may have more characters than that.
+        while (
+            end_of := _end_of_fitting(line[start : start + size], tokenizer, max_tokens)
+        ) == size:
+            size *= 2
+        fitting = start + end_of
         boundaries: list[int] = []
         if fitting < len(line):
             boundaries = [*sentence_ends(line, start, fitting)][::-1]
