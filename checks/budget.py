@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (21_390, 18_000),
+    "src": (21_400, 18_000),
     "src/vanilla_transformer": (4_115, 3_500),
-    "tests": (25_910, 23_000),
+    "tests": (25_920, 23_000),
 }
 DEFECTS = (450, 450)
 WORDS_OF_DOCS = (38_000, 38_000)

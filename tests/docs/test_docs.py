@@ -191,7 +191,7 @@ def test_architecture_names_files_that_exist():
 
 @pytest.mark.parametrize("page", [*generate.PARTS, *generate.PICTURES, *generate.ADDRESSED])
 def test_generated_part_of_a_page_is_what_the_source_says(page):
-    assert generate.rewritten(page) == read(page)
+    assert generate.rewritten(page) == read(page), "Run: python docs/generate.py"
 
 
 def messages() -> list[str]:

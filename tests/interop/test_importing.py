@@ -420,7 +420,8 @@ def test_every_class_has_a_test():
     """Its row in `BUILD` is known by the whole `model_type`."""
     models = {name: build().config.model_type for name, build in BUILD.items()}
 
-    assert {name for name, kind in models.items() if name == kind} == {*known_sources()}
+    named = {name for name, kind in models.items() if name == kind}
+    assert named == {*known_sources()}, "Add a row to BUILD, by the whole model_type."
     assert {*models.values()} == {*known_sources()}
 
 

@@ -42,7 +42,7 @@ def padded_target(batch: Batch, side: str) -> Batch:
 
 def assert_same(actual: Tensor, expected: Tensor, name: str) -> None:
     """Equal to 1e-9 of the largest entry: single entries may cancel to rounding noise."""
-    tolerance = 1e-9 * expected.abs().max().item()
+    tolerance = 1e-9 * expected.abs().max().item() + 1e-15
     torch.testing.assert_close(
         actual, expected, rtol=0, atol=tolerance, msg=lambda text: f"{name}: {text}"
     )

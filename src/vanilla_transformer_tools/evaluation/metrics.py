@@ -14,7 +14,7 @@
   token of the references; above 100 if predictions are much too long.
 - `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
 
-The tokens of the last three are separated by white space.
+The tokens of `wer`, `per` and `codexglue_bleu` are separated by white space.
 """
 
 from collections.abc import Callable, Iterable, Sequence

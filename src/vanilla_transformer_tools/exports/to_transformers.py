@@ -32,7 +32,7 @@ from vanilla_transformer_tools.interop.weight_maps import take_apart, untied_ten
 from vanilla_transformer_tools.saved_folder import read_object
 
 # The `model_type` of each format.
-FORMATS = {model_type.replace("_", ""): model_type for model_type in known_sources()}
+FORMATS = {name.replace("_", ""): name for name in known_sources() if name in CONFIG_MAPPING}
 
 # The second is the name that releases before 5 do not know.
 _GENERAL_TOKENIZERS = ("VanillaTransformerTokenizer", "TokenizersBackend")

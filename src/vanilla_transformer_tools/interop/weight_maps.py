@@ -181,7 +181,10 @@ class WeightMap:
                 pieces[target] = rules[0]
                 faults += _shape_faults(target, shape, pieces[target], sources)
             else:
-                faults.append(f"{target} {list(shape)}: {len(rules)} rules match, 1 is needed")
+                hint = "; only the same left side replaces an inherited rule" * (len(rules) > 1)
+                faults.append(
+                    f"{target} {list(shape)}: {len(rules)} rules match, 1 is needed{hint}"
+                )
         copies = {
             (name, target): parts
             for name, target in (tied or {}).items()
