@@ -213,8 +213,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
         )
         for name in sorted(kwargs.keys() - known):
             nearest = difflib.get_close_matches(name, self.__dataclass_fields__, n=1)
-            hint = f"; did you mean `{nearest[0]}`?" if nearest else "."
-            logger.warning(
+            newer = ". If a newer release saved this model, update the package."
+            hint = f"; did you mean `{nearest[0]}`?" if nearest else newer
+            logger.warning_once(
                 f"`{name}` is not a field of {type(self).__name__} and has no effect{hint}"
             )
         super().__post_init__(**kwargs)

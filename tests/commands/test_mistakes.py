@@ -50,6 +50,7 @@ def of_outputs() -> Iterator[tuple[str, str]]:
 
 MISTAKES = [
     ("trian", "unknown command 'trian'; did you mean train?"),
+    ("translate --device cuda", "unknown option --device; a GPU is used if there is one"),
     # Outputs
     *of_outputs(),
     # As the Hub's cache keeps files.
@@ -98,6 +99,7 @@ MISTAKES = [
     (f"{TRAIN} --train a b --bleu_tokenize xx", r"got 'xx'\. Choose from: auto, none, .*13a"),
     (f"{TRAIN} --train a b --max_tokens_per_batch 3", "must hold the longest pair, got 3"),
     (f"{TRAIN} --train a b --init_from /no/such", "--init_from: there is no folder '/no/such'"),
+    ("train --train a b --output_dir /proc/x", "--output_dir cannot be written to '/proc/x'"),
     (f"{TRAIN} --train a short", "same number of lines, got 4 in .* and 1 in"),
     (f"{TRAIN} --train a bad", "bad' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
     # Attention

@@ -213,6 +213,8 @@ def refuse(unknown: list[str], *parsers: Parser, where: str = "") -> None:
         if name.startswith("--"):
             nearest = difflib.get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
             hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
+            if name == "--device":
+                hint = "a GPU is used if there is one; CUDA_VISIBLE_DEVICES= (empty) hides it"
             faults.append(f"{where}unknown option {name}; {hint}")
     if unknown:
         fault = f"{where}unexpected argument {unknown[0]!r}; --help shows the usage"

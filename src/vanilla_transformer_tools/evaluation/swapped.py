@@ -34,5 +34,6 @@ def warning_of_swapped(
         return ""
     return (
         f"Are the languages swapped? Frequent words of the training sources are {shares[0]:.0%} of "
-        f"the words of the sources, and {shares[1]:.0%} of those of the references."
+        f"the words of the sources, and {shares[1]:.0%} of those of the references. "
+        "If they are, give the two files in the other order."
     )

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from accelerate import PartialState
@@ -252,6 +253,7 @@ def check_free(folder: Path) -> None:
 
     Raises:
         ValueError: If there are any.
+        OSError: If it cannot be made.
     """
     try:
         run = _record(folder)
@@ -275,6 +277,15 @@ def check_free(folder: Path) -> None:
             f"--output_dir {folder} must hold nothing that training writes, got "
             f"{', '.join(taken)}. Choose another folder, or move these away."
         )
+    # Trainer makes the folder only after the data have been read.
+    place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        TemporaryDirectory(dir=place).cleanup()
+    except OSError as error:
+        raise OSError(
+            f"--output_dir cannot be written to {str(folder)!r}: {error.strerror}. Choose another "
+            "folder."
+        ) from error
 
 
 def _record(folder: Path) -> dict[str, Any]:
