@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (21_410, 18_000),
+    "src": (21_415, 18_000),
     "src/vanilla_transformer": (4_116, 3_500),
     "tests": (25_920, 23_000),
 }

@@ -100,9 +100,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             kwargs.setdefault("max_length", None)
 
     def _refuse(self, kwargs: dict[str, Any]) -> None:
-        """Refuses parts of sources, and penalties on source ids where targets have their own."""
-        if kwargs.get("prefill_chunk_size", self.generation_config.prefill_chunk_size):
-            raise ValueError("`prefill_chunk_size` would cut off source masks: leave it out.")
+        """Refuses prompts in chunks, and penalties by source ids where targets have other ones."""
+        if size := kwargs.get("prefill_chunk_size", self.generation_config.prefill_chunk_size):
+            raise ValueError(f"`prefill_chunk_size` would cut off source masks: leave out {size}.")
         config = self.config
         if not config.decoder_vocab_size or config.share_encoder_decoder_embeddings:
             return

@@ -164,7 +164,7 @@ class VanillaTransformerForConditionalGeneration(
     - `labels` `[B, T]`, -100 at positions without a target. Missing `decoder_input_ids` are made
       from them.
     - `logits_to_keep`: number of last positions, or a tensor of positions, whose logits are
-      returned; 0: all. Not together with `labels`.
+      returned; 0: all. With `labels` all are.
     - `return_logits`: training with `labels` returns all logits too (distillation), which takes
       their memory.
     - `num_items_in_batch`: divisor of the summed loss. Trainer passes the number of targets in all

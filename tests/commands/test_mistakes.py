@@ -43,6 +43,8 @@ def of_outputs() -> Iterator[tuple[str, str]]:
             ("no/out", "--output cannot be written to 'no/out': No such file or directory"),
             ("folder", "--output must be a file, got the folder 'folder'"),
             ("x" * 250, "File name too long"),
+            # For the temporary file's name.
+            ("x" * 240, "File name too long"),
             ("/proc/out", "--output cannot be written to '/proc/out': "),
         ):
             yield f"{command} {options} --output {output}", message

@@ -23,6 +23,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine
 from vanilla_transformer_tools.translation.job import job_record
+from vanilla_transformer_tools.translation.loading import faster_export
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import build_variant
@@ -261,6 +262,9 @@ def test_export_is_found_in_the_folder_of_its_model(source, write, refused, caps
     texts = [[one.text for one in each.translate(LINES)] for each in engines]
     assert texts[0] == texts[1]
     assert isinstance(engines[1].engine, CTranslate2Engine)
+    assert faster_export(engines[0].engine).endswith(
+        f"export {source}, then --engine ctranslate2\n"
+    )
     # A job that goes on is told of another export.
     settings = TranslateSettings(model=[source], engine="ctranslate2")
     before = job_record(settings)
@@ -270,6 +274,8 @@ def test_export_is_found_in_the_folder_of_its_model(source, write, refused, caps
         write_run(Path(source), other)
         with pytest.raises(ValueError, match=r"must be an export of the weights in .*others"):
             Translator.from_pretrained(source, engine="ctranslate2")
+    write_run(Path(source), {})
+    assert faster_export(engines[0].engine).endswith(" --model FOLDER\n")
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ def attention(argv: list[str]) -> None:
     output = _check(parser, settings, texts)
     files = [*(settings.alignments or []), *(settings.units or [])]
     lines = [list(read_lines(file)) for file in files]
-    counts = ", ".join(
-        f"{len(each):,} in {file!r}" for file, each in zip(files, lines, strict=True)
-    )
     if len(set(map(len, lines))) > 1:
+        counts = ", ".join(
+            f"{len(each):,} in {file!r}" for file, each in zip(files, lines, strict=True)
+        )
         parser.error(f"--alignments and --units need files of as many lines, got {counts}")
     # Only torch shows its attention.
     translator = load_translator(settings, engine="torch")

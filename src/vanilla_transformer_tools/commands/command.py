@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from vanilla_transformer_tools.translation import Translation, Translator
 
 
+# Options of other programs, and what there is instead.
+_INSTEAD = {"--device": "a GPU is used if there is one; CUDA_VISIBLE_DEVICES= (empty) hides it"}
+
 # A command parses the arguments after its name.
 Command = Callable[[list[str]], None]
 
@@ -213,9 +216,7 @@ def refuse(unknown: list[str], *parsers: Parser, where: str = "") -> None:
         if name.startswith("--"):
             nearest = difflib.get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
             hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
-            if name == "--device":
-                hint = "a GPU is used if there is one; CUDA_VISIBLE_DEVICES= (empty) hides it"
-            faults.append(f"{where}unknown option {name}; {hint}")
+            faults.append(f"{where}unknown option {name}; {_INSTEAD.get(name, hint)}")
     if unknown:
         fault = f"{where}unexpected argument {unknown[0]!r}; --help shows the usage"
         fail("\n".join(faults) or fault)

@@ -1,6 +1,5 @@
 """Checks of an output file before the work begins."""
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -59,11 +58,12 @@ def check_room(path: Path, option: str) -> None:
     Raises:
         OSError: If it cannot.
     """
-    # As long as the name of a temporary file, so that a name that is too long fails here.
-    probe = path.with_name(f".{path.name}.{os.getpid()}")
+    from vanilla_transformer_tools.files import scratch_folder
+
     try:
-        probe.touch()
-        probe.unlink()
+        # As the file will be written, so that a name that is too long for that fails here.
+        with scratch_folder(path.parent, f".{path.name}."):
+            pass
         if path.exists():
             path.open("r+b").close()
     except OSError as error:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from accelerate import PartialState
@@ -19,7 +18,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer_tools.files import locked, names_below, share_weights, write_lines
+from vanilla_transformer_tools.files import (
+    locked,
+    names_below,
+    scratch_folder,
+    share_weights,
+    write_lines,
+)
 from vanilla_transformer_tools.saved_folder import (
     CARD_FILE,
     FILES_FILE,
@@ -280,7 +285,8 @@ def check_free(folder: Path) -> None:
     # Trainer makes the folder only after the data have been read.
     place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
-        TemporaryDirectory(dir=place).cleanup()
+        with scratch_folder(place, ".new-"):
+            pass
     except OSError as error:
         raise OSError(
             f"--output_dir cannot be written to {str(folder)!r}: {error.strerror}. Choose another "

@@ -269,10 +269,9 @@ def _faults(o: Options) -> Iterator[str]:
             interpret(o.settings)
         except ValueError as error:
             yield f"{option}{error}"
-    options = {"scheduler_specific_kwargs": o.lr_scheduler_kwargs}
     try:
         unused = torch.optim.SGD([torch.zeros(1)])
-        get_scheduler(o.lr_scheduler_type, unused, 1, 10**9, **options)
+        get_scheduler(o.lr_scheduler_type, unused, 1, 10**9, o.lr_scheduler_kwargs)
     except (TypeError, ValueError) as error:
         yield (
             f"--lr_scheduler_kwargs must fit --lr_scheduler_type {o.lr_scheduler_type}, got "

@@ -123,7 +123,9 @@ def faster_export(engine: Engine) -> str:
         or torch_only(engine.model.generation_config)
     ):
         return ""
-    output, model = ("", "") if Path(name).is_dir() else (" FOLDER", " --model FOLDER")
+    # Only then `own_export` can tell which weights an export in the model's folder has.
+    is_known = Path(name).is_dir() and read_run(name).get("files")
+    output, model = ("", "") if is_known else (" FOLDER", " --model FOLDER")
     return (
         "CTranslate2 translates this model several times faster: vanilla-transformer export "
         f"{name}{output}, then --engine ctranslate2{model}\n"
@@ -158,12 +160,13 @@ def own_export(name: str) -> str:
     Raises:
         ValueError: If it was made of other weights, by the checksums that both have recorded.
     """
-    own, recorded = Path(name, EXPORT_FOLDER), read_run(name).get("files")
+    own = Path(name, EXPORT_FOLDER)
     if not own.is_dir():
         return name
-    if read_run(str(own)).get("exported_from") != recorded:
+    recorded = read_run(name).get("files")
+    if not recorded or read_run(str(own)).get("exported_from") != recorded:
         raise ValueError(
             f"{str(own)!r} must be an export of the weights in {name!r}, got one of others. Delete "
-            "it, and export the model again."
+            "it, and export the model again; to another folder if its run.json has no checksums."
         )
     return str(own)
