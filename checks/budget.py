@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LINES = {
     "src": (21_415, 18_000),
     "src/vanilla_transformer": (4_116, 3_500),
-    "tests": (25_920, 23_000),
+    "tests": (25_970, 23_000),
 }
 DEFECTS = (450, 450)
 WORDS_OF_DOCS = (38_000, 38_000)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch import distributed
+from torch._utils import ExceptionWrapper
 
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
@@ -40,6 +41,17 @@ def test_process_group_ends_with_the_command():
     assert not distributed.is_initialized()
 
 
+def passed_on() -> ValueError:
+    """An error as a loader of torch passes it on from its process."""
+    try:
+        raise ValueError("Line 1 must have a target.\nValueError: it has none.")
+    except ValueError:
+        wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(ValueError, match="in DataLoader worker") as caught:
+        wrapper.reraise()
+    return caught.value
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -56,6 +68,7 @@ def test_process_group_ends_with_the_command():
             distributed.DistNetworkError("The client socket has timed out"),
             "lost another process: The client socket has timed out",
         ),
+        (passed_on(), "Line 1 must have a target.\nValueError: it has none.\n"),
         (
             ImportError("It needs a package.\n\n  pip install x"),
             "It needs a package. pip install x\n",

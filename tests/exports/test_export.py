@@ -275,6 +275,10 @@ def test_export_is_found_in_the_folder_of_its_model(source, write, refused, caps
         with pytest.raises(ValueError, match=r"must be an export of the weights in .*others"):
             Translator.from_pretrained(source, engine="ctranslate2")
     write_run(Path(source), {})
+    # Without checksums on either side, nobody can tell.
+    write_run(output, {})
+    with pytest.raises(ValueError, match=r"must be an export .* no checksums"):
+        Translator.from_pretrained(source, engine="ctranslate2")
     assert faster_export(engines[0].engine).endswith(" --model FOLDER\n")
 
 

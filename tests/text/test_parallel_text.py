@@ -195,6 +195,20 @@ def test_pairs_that_cannot_be_stored_leave_no_file(write):
     assert set(folder.iterdir()) == before
 
 
+def test_full_cache_of_datasets_is_told_by_its_own_folder(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(RECORDS * 2000), folder / "train.parquet")
+
+    with (
+        small_files(100_000),
+        pytest.raises(OSError, match=rf"no room for the data of '{folder}' in '{cache}'.*HF_HOME"),
+    ):
+        load(str(folder))
+
+
 # Errors of reading
 
 

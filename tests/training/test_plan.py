@@ -49,6 +49,15 @@ def test_record_is_that_of_the_plan(tmp_path):
     assert made.batch_reason == ""
 
 
+def test_words_of_the_text_are_masked_in_the_record(tmp_path):
+    facts = dataclasses.replace(FACTS, source_words=("der", "/home/anna/x"))
+
+    words = record_of(plan(tmp_path, facts=facts), {})["frequent_source_words"]
+
+    assert words[0] == "der"
+    assert "anna" not in words[1]
+
+
 @pytest.mark.parametrize(("share", "hint"), [(0.02, ""), (0.021, " if told to")])
 def test_what_the_text_shows_is_described(tmp_path, share, hint):
     facts = Facts(300, share, 0.0, validation_pairs=9, bleu=BleuTokenizer("zh", "Chinese"))

@@ -61,6 +61,14 @@ def test_line_is_cut_at_sentences_else_blanks_else_tokens(letters, line, max_tok
     assert "".join(cut) == line
 
 
+def test_line_that_fits_is_whole_however_long_its_words_are():
+    word = "Donaudampfschifffahrt"
+    words = VanillaTransformerTokenizer.train([word], kind="word")
+
+    assert cut_line(" ".join([word] * 5), words, 6) == [" ".join([word] * 5)]
+    assert cut_line(" ".join([word] * 6), words, 6) == [" ".join([word] * 5), f" {word}"]
+
+
 def random_line(rng):
     words = ["the", "old man", "Hello!", "there.", "日本語。", "😀", "x" * 30, "......", "\t"]
     blanks = ["", " ", " ", "  ", "\u3000"]
