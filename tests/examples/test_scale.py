@@ -74,7 +74,9 @@ def kill_one(script: subprocess.Popen, is_at_work: Callable[[psutil.Process], bo
 
 
 def assert_whole(folder: Path, place: Path) -> None:
-    rows = pq.read_table(folder, columns=["id", "translation"]).to_pylist()
+    # Ray writes an actor's batches as they come.
+    table = pq.read_table(folder, columns=["id", "translation"])
+    rows = table.sort_by("id").to_pylist()
     expected = Translator.from_pretrained(str(place / "model")).translate(LINES)
     assert [row["id"] for row in rows] == IDS
     assert [row["translation"] for row in rows] == [one.text for one in expected]
