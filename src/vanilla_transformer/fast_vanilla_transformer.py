@@ -6,12 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .backend_vanilla_transformer import PackageBackend
-from .fast_layers_vanilla_transformer import (
-    Dropout,
-    WeightLayouts,
-    is_transformed,
-    run_fast_kernel,
-)
+from .fast_layers_vanilla_transformer import Dropout, WeightLayouts, is_transformed, run_fast_kernel
 from .fast_loss_vanilla_transformer import projected_loss_sum
 from .layers_vanilla_transformer import Attention
 from .loss_vanilla_transformer import LossTerms

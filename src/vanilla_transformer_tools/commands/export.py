@@ -13,12 +13,7 @@ from vanilla_transformer_tools.commands.command import (
     parse,
     show_messages,
 )
-from vanilla_transformer_tools.settings import (
-    EXPORT_FOLDER,
-    RUNTIMES,
-    TRUST_REMOTE_CODE,
-    option,
-)
+from vanilla_transformer_tools.settings import EXPORT_FOLDER, RUNTIMES, TRUST_REMOTE_CODE, option
 
 _EXAMPLE = """An export to a runtime is kept only if it translates a sample greedily as the model
 does. In float32, whatever the --quantization, at least 99 % of the lines must be equal, and

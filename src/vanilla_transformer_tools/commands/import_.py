@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vanilla_transformer_tools.commands.command import build_parser, check_folder, parse
-from vanilla_transformer_tools.settings import (
-    option,
-)
+from vanilla_transformer_tools.settings import option
 
 _EXAMPLE = """OUT gets the weights, the tokenizer and the generation settings of the source. Both
 models are run on the same random tokens; unless their logits agree, nothing is kept.

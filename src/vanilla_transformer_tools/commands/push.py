@@ -5,9 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from vanilla_transformer_tools.commands.command import build_parser, parse
-from vanilla_transformer_tools.settings import (
-    option,
-)
+from vanilla_transformer_tools.settings import option
 
 _EXAMPLE = """Uploads only weights, tokenizer, code, card, run.json and results.json, and nothing at
 all if one of them contains a token, a key, a password or a home directory.

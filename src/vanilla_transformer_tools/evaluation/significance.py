@@ -8,11 +8,7 @@ from typing import cast
 from sacrebleu.significance import PairedTest, Result
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer, resolve
-from vanilla_transformer_tools.evaluation.metrics import (
-    build_metrics,
-    check_bootstrap,
-    transposed,
-)
+from vanilla_transformer_tools.evaluation.metrics import build_metrics, check_bootstrap, transposed
 from vanilla_transformer_tools.settings import METRIC_TITLES
 
 

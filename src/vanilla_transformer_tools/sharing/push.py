@@ -16,11 +16,7 @@ from vanilla_transformer_tools.saved_folder import (
     VOCABULARY_FILES,
     load_model,
 )
-from vanilla_transformer_tools.sharing.model_card import (
-    is_ours,
-    name_repository,
-    write_model_card,
-)
+from vanilla_transformer_tools.sharing.model_card import is_ours, name_repository, write_model_card
 from vanilla_transformer_tools.sharing.privacy import find_disclosures
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 

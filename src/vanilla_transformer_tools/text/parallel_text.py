@@ -24,11 +24,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_f
 from datasets.exceptions import DatasetsError
 
 from vanilla_transformer_tools.compression import without_suffix
-from vanilla_transformer_tools.files import (
-    naming_full_disk,
-    read_lines,
-    scratch_folder,
-)
+from vanilla_transformer_tools.files import naming_full_disk, read_lines, scratch_folder
 from vanilla_transformer_tools.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
