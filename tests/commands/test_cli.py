@@ -209,5 +209,5 @@ def test_reader_of_the_help_may_stop_early_and_a_full_disk_is_told(run, stdout_t
     assert run(*argv) == Outcome(141, "", "")
 
     stdout_to(os.open("/dev/full", os.O_WRONLY))
-    told = "vanilla-transformer: [Errno 28] No space left on device\n"
+    told = "vanilla-transformer: No space left on device\n"
     assert run(*argv) == Outcome(2, "", told)

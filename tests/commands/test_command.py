@@ -134,7 +134,7 @@ def test_version_and_the_nearest_command_file_and_option_are_named(
         (["train", "--trian", "a", "b"], "unknown option --trian; did you mean --train?"),
         (
             ["translate", "--model", folder, "--input", "tset.de"],
-            "--input: [Errno 2] No such file or directory: 'tset.de'; did you mean 'test.de'?",
+            "--input: there is no file or folder 'tset.de'; did you mean 'test.de'?",
         ),
     ):
         status, _, err = run(*words)

@@ -68,8 +68,8 @@ MISTAKES = [
     # Translating
     ("translate drei", "--model needs the folder"),
     ("translate --model M --beams=3", "option --beams; did you mean --num_beams"),
-    ("translate --model /no/such", "--model: there is no folder '/no/such'"),
-    ("translate --model aa x", "--model: there is no folder .aa.; did you mean .a.?"),
+    ("translate --model /no/such", "--model: there is no file or folder '/no'$"),
+    ("translate --model aa x", "--model: there is no file or folder .aa.; did you mean .a.?"),
     ("translate --model M --resume", "--resume needs the --output to continue"),
     ("translate --model M --resume --output a", "--resume needs --input, which can be compared"),
     ("translate --model M --input a --output b --resume", "must have its record 'b.job.json' next"),
@@ -84,13 +84,17 @@ MISTAKES = [
     ("translate --model M --input a --output mine", "'mine.job.json' must be the record of a tr"),
     ("translate --model M --input a --output deep --resume", "'deep.job.json' must be the record"),
     # Evaluating
-    ("evaluate --test a --hypotheses z", "--hypotheses must be a regular file, got 'z'"),
+    ("evaluate --test a --hypotheses sort", "--hypotheses: there is no .*; did you mean 'short'?"),
+    ("evaluate --test a --hypotheses pipe", "--hypotheses must be a regular file, got 'pipe'"),
     ("evaluate --test a --hypotheses b --model M", "leave out --model"),
-    ("evaluate --test a b --model M --against /no/such", "there is no file or folder '/no/such'"),
+    (
+        "evaluate --test a b --model M --against /no/x",
+        "--against: there is no file or folder '/no'",
+    ),
     ("evaluate --test a b --model M --against c --bootstrap 0", "resamples of --bootstrap, got 0"),
     ("evaluate --test a b --model M --bootstrap 39", "at least 40 resamples, .*got 39"),
     ("evaluate --test a b --model M --bleu_tokenize moses", "got 'moses'. Choose from: auto, none"),
-    ("evaluate --test no.tsv --model M", "no file 'no.tsv'"),
+    ("evaluate --test no.tsv --model M", "--test: there is no file or folder 'no.tsv'"),
     ("evaluate --test a short --model M --output OUT", "lines, got 4 in .* and 1 in"),
     ("evaluate --test a bad --model M --output OUT", "bad' must be UTF-8, got byte 0xE9 at byte 5"),
     ("evaluate --test a b --hypotheses short", "short' must hold .* 4 test pairs, got 1 lines"),
@@ -100,7 +104,7 @@ MISTAKES = [
     (f"{TRAIN} d_modle=64 --train a b", "no field 'd_modle'. Did you mean d_model"),
     (f"{TRAIN} --train a b --bleu_tokenize xx", r"got 'xx'\. Choose from: auto, none, .*13a"),
     (f"{TRAIN} --train a b --max_tokens_per_batch 3", "must hold the longest pair, got 3"),
-    (f"{TRAIN} --train a b --init_from /no/such", "--init_from: there is no folder '/no/such'"),
+    (f"{TRAIN} --train a b --init_from /no/such", "--init_from: there is no file or folder '/no'"),
     ("train --train a b --output_dir /proc/x", "--output_dir cannot be written to '/proc/x'"),
     (f"{TRAIN} --train a short", "same number of lines, got 4 in .* and 1 in"),
     (f"{TRAIN} --train a bad", "bad' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
@@ -110,10 +114,12 @@ MISTAKES = [
     ("attention --model M a --units a b", "--units needs --alignments"),
     ("attention --model M --alignments a --units a b", "needs the target file of --alignments"),
     ("attention --model M --alignments a b --kind encoder", "--kind is for the attention of a"),
-    ("attention --model M --alignments a absent", "No such file or directory: 'absent'"),
+    ("attention --model M --alignments a absent", "--alignments: there is no file .* 'absent'"),
     ("attention --model M --alignments a a --units a short", "4 in 'a', 4 in 'a', 1 in 'short'"),
     # Sharing
     ("push me/x", "--model needs the folder of a model"),
+    ("push --model=W me/x", "--model: there is no file or folder 'W'"),
+    ("push --model a me/x", "--model: 'a' cannot be used: Not a directory"),
 ]
 
 
@@ -164,5 +170,5 @@ def test_mistake_is_refused_in_time_and_changes_nothing(
 
     assert (status, out) == (2, "")
     assert re.search(f"(?m)^vanilla-transformer: (?s:.*){message}", err), err
-    assert not re.search("Traceback|usage:", err)
+    assert not re.search(r"Traceback|usage:|exporting|\[Errno", err)
     assert changes(here) == before

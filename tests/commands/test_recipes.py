@@ -8,7 +8,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.command import build_parser
-from vanilla_transformer_tools.commands.train import insert_recipe
+from vanilla_transformer_tools.commands.recipes import insert_recipe
 from vanilla_transformer_tools.settings import TrainSettings
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -76,17 +76,29 @@ def test_recipe_is_refused_when_it_is_no_mapping_of_options(write_recipe, text, 
         insert_recipe([write_recipe(text)])
 
 
-def test_command_tells_an_option_that_nobody_knows(write_recipe, refused):
-    recipe = write_recipe("train: [a.de, a.en]\npretokenised: true\n")
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("pretokenised: on", "unknown option --pretokenised; did you mean --pretokenized?"),
+        ("vocab_size: many", "argument --vocab_size/--vocab-size: invalid int value: 'many'"),
+        ("learning_rate: high", "argument --learning_rate/--learning-rate: invalid float value: "),
+        ("bpe_dropout: 2", "--bpe_dropout must be"),
+        ("config: {d_modle: 64}", "--config: VanillaTransformerConfig has no field 'd_modle'"),
+        ("init_from: ./no", "--init_from: there is no file or folder 'no'"),
+        ("data: here", "--data: there is no file or folder 'here'"),
+    ],
+)
+def test_recipe_is_named_when_a_mistake_is_its_own(
+    write_recipe, refused, tmp_path, monkeypatch, line, fault
+):
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(f"train: [a.de, a.en]\n{line}\n")
+    name, _, value = line.partition(": ")
 
-    told = refused("train", recipe)
-
-    fault = "unknown option --pretokenised; did you mean --pretokenized?"
-    assert f"{recipe}: {fault}" in told
-    assert f"vanilla-transformer: {fault}" in refused("train", "--pretokenised")
-    # A mistake of the command line is not the recipe's.
-    recipe = write_recipe("train: [a.de, a.en]\n")
-    assert recipe not in refused("train", recipe, "--pretokenised")
+    assert f"vanilla-transformer: {recipe}: {fault}" in refused("train", recipe)
+    # What the command line repeats is its own.
+    value = value.strip("{}").replace(": ", "=")
+    assert f"vanilla-transformer: {fault}" in refused("train", recipe, f"--{name}", value)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

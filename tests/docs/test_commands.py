@@ -80,10 +80,10 @@ def faults(name: str, arguments: list[str]) -> list[str]:
             _, unknown = PARSERS[name].parse_known_args(arguments)
             if name == "train":
                 _, unknown = TRAINER.parse_known_args(unknown)
-    except SystemExit:
+    except (SystemExit, ValueError) as error:
+        told = f"{error} {said.getvalue()}"
         # Within a line an option may stand without its value.
-        is_incomplete = re.search("expected .*argument|are required", said.getvalue())
-        return [] if is_incomplete else [said.getvalue()]
+        return [] if re.search("expected .*argument|are required", told) else [told]
     return [word for word in unknown if word.startswith("--")]
 
 

@@ -264,9 +264,9 @@ def test_weights_that_are_no_finite_numbers_are_refused(
     ("options", "message"),
     [
         (["--tokenizer", "words"], "--tokenizer needs --mapping, .* got 'words'. Leave it out"),
-        (["--mapping", "none.yaml"], "--mapping: there is no file 'none.yaml'"),
+        (["--mapping", "none.yaml"], "--mapping: there is no file or folder 'none.yaml'"),
         (["--min_count", "2"], "--min_count needs --keep_vocabulary, got only 2"),
-        (["--keep_vocabulary", "words"], "--keep_vocabulary: there is no file 'words'"),
+        (["--keep_vocabulary", "words"], "--keep_vocabulary: there is no file or folder 'words'"),
     ],
 )
 def test_command_refuses_options_that_do_not_fit(tmp_path, refused, options, message):

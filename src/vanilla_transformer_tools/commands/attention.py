@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from vanilla_transformer_tools.commands.command import (
     Parser,
     build_parser,
-    check_model,
+    check_models,
     load_translator,
     parse_with_texts,
 )
@@ -96,7 +96,7 @@ def attention(argv: list[str]) -> None:
     values = parse_with_texts(parser, argv)
     texts = values.pop("text")
     settings = AttentionSettings(**values)
-    check_model(parser, [settings.model] if settings.model else None)
+    check_models(parser, [settings.model] if settings.model else None)
     output = _check(parser, settings, texts)
     files = [*(settings.alignments or []), *(settings.units or [])]
     lines = [list(read_lines(file)) for file in files]

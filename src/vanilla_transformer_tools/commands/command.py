@@ -1,4 +1,4 @@
-"""Shared parts of all commands: parser, exit statuses, messages, and loading a translator."""
+"""What commands share: parser, exit statuses, messages, and loading a translator."""
 
 import argparse
 import difflib
@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 from transformers.hf_argparser import HfArgumentParser
 from transformers.utils.logging import disable_progress_bar
 
+from vanilla_transformer_tools.commands.recipes import insert_recipe, name_recipe
 from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import SearchSettings
@@ -55,18 +57,26 @@ def run(command: Command, argv: list[str] | None = None) -> None:
         # The status with which shells report a signal.
         sys.exit(128 + getattr(error, "signum", signal.SIGINT))
     except Exception as error:
-        message = _message(error, argv)
+        words = argv
+        with suppress(OSError, ValueError):
+            words = insert_recipe(argv)
+        message = _message(error, words)
         if message is None:
             raise
         try:
             sys.stdout.flush()
         except OSError:
             _drop_output()
-        fail(message)
+        fail(name_recipe(message, argv, words))
 
 
-def _message(error: Exception, argv: list[str]) -> str | None:
-    """What a user needs to know about an error; None: it is a fault of the program."""
+def _message(error: Exception, words: list[str]) -> str | None:
+    """What a user needs to know about an error; None: it is a fault of the program.
+
+    Args:
+        error: What a command raised.
+        words: Its arguments, with the options of a recipe.
+    """
     said = str(error)
     # Importing the classes of a config's errors would take as long as importing torch.
     if type(error).__name__.startswith("StrictDataclass"):
@@ -79,8 +89,8 @@ def _message(error: Exception, argv: list[str]) -> str | None:
     # The Hub's client passes on connection errors of httpx or httpx2.
     if type(error).__module__.startswith("httpx"):
         return f"the Hub cannot be reached: {error}"
-    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-        return _missing_file(error, argv)
+    if isinstance(error, OSError) and error.strerror:
+        return _of_the_system(error, words)
     if isinstance(error, ImportError):
         # An optional package is missing; the message names it.
         return " ".join(said.split())
@@ -91,19 +101,30 @@ def _message(error: Exception, argv: list[str]) -> str | None:
     return found[2].rstrip() if found else said
 
 
-def _missing_file(error: FileNotFoundError, argv: list[str]) -> str:
-    """Names the option of a file that is missing, and the file with the nearest name."""
-    path = Path(error.filename)
-    place = argv.index(error.filename) if error.filename in argv else 0
-    options = [word for word in argv[:place] if word.startswith("--")]
-    return "".join([*(f"{option}: " for option in options[-1:]), str(error), _nearest(path)])
+def _of_the_system(error: OSError, words: list[str]) -> str:
+    """What the system refuses; of a file with its option, and with a similar name if it is missing.
 
-
-def _nearest(path: Path) -> str:
-    """A question about the file or folder whose name is most like a missing one's, if any is."""
-    names = os.listdir(path.parent) if path.parent.is_dir() else []
-    found = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {str(path.with_name(found[0]))!r}?" if found else ""
+    Args:
+        error: With the system's words.
+        words: Arguments, among which the file may be.
+    """
+    if error.filename is None:
+        return str(error.strerror)
+    named = lost = Path(os.fsdecode(error.filename))
+    fault = f"{str(named)!r} cannot be used: {error.strerror}"
+    if isinstance(error, FileNotFoundError):
+        # The file, or the first of its folders that is missing.
+        *_, lost = [named, *(folder for folder in named.parents if not folder.exists())]
+        fault = f"there is no file or folder {str(lost)!r}"
+        names = os.listdir(lost.parent) if lost.parent.is_dir() else []
+        if similar := difflib.get_close_matches(lost.name, names, n=1):
+            fault += f"; did you mean {str(lost.with_name(similar[0]))!r}?"
+    option = ""
+    for word in (part for each in words for part in each.split("=", 1)):
+        if Path(word) in (named, lost):
+            return option + fault
+        option = f"{word}: " if word.startswith("--") else option
+    return fault
 
 
 def _loss_of_a_process(said: str) -> str:
@@ -140,8 +161,8 @@ class Parser(HfArgumentParser):
     """Reports a mistake without printing the usage, which has a hundred options."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with status 2."""
-        fail(message)
+        """Lets `run` print the message, and end the program with status 2."""
+        raise ValueError(message)
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help, and raises an error if that fails: argparse would ignore it."""
@@ -201,13 +222,15 @@ def _values(namespace: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def refuse(unknown: list[str], *parsers: Parser, where: str = "") -> None:
+def refuse(unknown: list[str], *parsers: Parser) -> None:
     """Reports arguments that no parser knows, options with the nearest known name.
 
     Args:
         unknown: The arguments.
         parsers: All parsers of the command.
-        where: What the message begins with, such as the file that has the options.
+
+    Raises:
+        ValueError: If there is one.
     """
     known = [name.lstrip("-") for parser in parsers for name in parser._option_string_actions]
     faults = []
@@ -216,14 +239,14 @@ def refuse(unknown: list[str], *parsers: Parser, where: str = "") -> None:
         if name.startswith("--"):
             nearest = difflib.get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
             hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
-            faults.append(f"{where}unknown option {name}; {_INSTEAD.get(name, hint)}")
+            faults.append(f"unknown option {name}; {_INSTEAD.get(name, hint)}")
     if unknown:
-        fault = f"{where}unexpected argument {unknown[0]!r}; --help shows the usage"
-        fail("\n".join(faults) or fault)
+        fault = f"unexpected argument {unknown[0]!r}; --help shows the usage"
+        raise ValueError("\n".join(faults) or fault)
 
 
 def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
-    """Values of the options and arguments; one that is unknown ends the program."""
+    """Values of the options and arguments; refuses one that is unknown."""
     namespace, unknown = parser.parse_known_args(argv)
     refuse(unknown, parser)
     return _values(namespace)
@@ -276,18 +299,18 @@ def parse_with_texts(parser: Parser, argv: list[str]) -> dict[str, Any]:
     return _values(namespace) | {"text": [*namespace.text, *argv[end + 1 :]]}
 
 
-def check_model(parser: Parser, models: list[str] | None) -> None:
-    """Ends the program unless `--model` may name models."""
+def check_models(parser: Parser, models: list[str] | None) -> None:
+    """Refuses names that `--model` cannot have."""
     if not models:
         parser.error("--model needs the folder or the Hub name of a model")
     for model in models:
-        check_folder(parser, "--model", model)
+        check_folder(model)
 
 
-def check_folder(parser: Parser, option: str, name: str) -> None:
-    """Ends the program if a name is the path of a folder that does not exist."""
-    if looks_like_a_path(name) and not Path(name).is_dir():
-        parser.error(f"{option}: there is no folder {name!r}{_nearest(Path(name))}")
+def check_folder(name: str) -> None:
+    """Refuses the name of a model if it is the path of a folder that cannot be read."""
+    if looks_like_a_path(name):
+        os.listdir(name)
 
 
 def load_translator(settings: object, **others: Any) -> "Translator":

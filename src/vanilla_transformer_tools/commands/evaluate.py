@@ -1,17 +1,19 @@
 """The `evaluate` command: scores of a model or of a file, or a comparison of two."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, cast
 
 from vanilla_transformer_tools.commands.command import (
     Parser,
     Report,
     build_parser,
-    check_model,
+    check_models,
     load_translator,
     parse,
 )
@@ -248,18 +250,18 @@ def _check(parser: Parser, settings: EvaluateSettings) -> None:
     if settings.score_pairs and settings.against:
         parser.error("--score_pairs compares nothing: leave out --against")
     if not settings.hypotheses:
-        check_model(parser, settings.model)
+        check_models(parser, settings.model)
     elif settings.model or settings.output or settings.score_pairs:
         parser.error(
             "--hypotheses holds translations: leave out --model, --output and --score_pairs"
         )
-    elif not Path(settings.hypotheses).is_file():
+    elif not S_ISREG(os.stat(settings.hypotheses).st_mode):
         parser.error(f"--hypotheses must be a regular file, got {settings.hypotheses!r}")
     if against := settings.against:
         if not settings.bootstrap:
             parser.error("--against needs the resamples of --bootstrap, got 0")
-        if looks_like_a_path(against) and not Path(against).exists():
-            parser.error(f"--against: there is no file or folder {against!r}")
+        if looks_like_a_path(against):
+            os.stat(against)
     if settings.output:
         others = [settings.against] if settings.against else []
         check_output(

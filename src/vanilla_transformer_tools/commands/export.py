@@ -1,7 +1,6 @@
 """The `export` command: converts a saved model for other software, and checks the result."""
 
 import logging
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,7 +97,7 @@ def export(argv: list[str]) -> None:
         )
     if settings.format not in RUNTIMES and settings.sample:
         parser.error(f"--sample needs one of --format {', '.join(RUNTIMES)}, got {settings.format}")
-    check_folder(parser, "MODEL", model)
+    check_folder(model)
     _export(model, output, settings)
 
 
@@ -109,7 +108,6 @@ def _export(model: str, output: Path, settings: ExportSettings) -> None:
     show_messages("exports")
     # torch's exporter warns about missing torchvision, which we do not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    print(f"exporting {model} and comparing the result with it ...", file=sys.stderr)
     agreement = export_model(
         model,
         output,

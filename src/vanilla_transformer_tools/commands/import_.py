@@ -75,13 +75,10 @@ def import_(argv: list[str]) -> None:
     values = parse(parser, argv)
     source, output = values.pop("source"), Path(values.pop("output"))
     if not Path(source).is_file():
-        check_folder(parser, "SOURCE", source)
+        check_folder(source)
     settings = ImportSettings(**values)
-    if settings.mapping and not Path(settings.mapping).is_file():
-        parser.error(f"--mapping: there is no file {settings.mapping!r}")
-    for file in settings.keep_vocabulary or []:
-        if not Path(file).is_file():
-            parser.error(f"--keep_vocabulary: there is no file {file!r}")
+    for file in filter(None, [settings.mapping, *(settings.keep_vocabulary or [])]):
+        open(file, "rb").close()
     if settings.tokenizer and not settings.mapping:
         parser.error(
             "--tokenizer needs --mapping, because other sources have a tokenizer of their own, got "

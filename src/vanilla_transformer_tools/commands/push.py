@@ -1,5 +1,6 @@
 """The `push` command: uploads a saved model to the Hub."""
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ def push(argv: list[str]) -> None:
     settings = PushSettings(**values)
     if not settings.model:
         parser.error("--model needs the folder of a model")
+    os.listdir(settings.model)
     from vanilla_transformer_tools.sharing.push import push as push_model
 
     address = push_model(

@@ -8,7 +8,7 @@ from pathlib import Path
 from vanilla_transformer_tools.commands.command import (
     Report,
     build_parser,
-    check_model,
+    check_models,
     load_translator,
     parse_with_texts,
 )
@@ -34,7 +34,7 @@ def translate(argv: list[str]) -> None:
     values = parse_with_texts(parser, argv)
     texts = values.pop("text")
     settings = TranslateSettings(**values)
-    check_model(parser, settings.model)
+    check_models(parser, settings.model)
     _check(settings, texts)
 
     from vanilla_transformer_tools.translation.job import planned

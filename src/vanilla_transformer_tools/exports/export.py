@@ -137,6 +137,7 @@ def export_model(
     """
     with new_folder(output, "export") as folder:
         model, tokenizers = _load(model_name_or_path, format, trust_remote_code)
+        logger.info("exporting %s and comparing the result with it ...", model_name_or_path)
         folder.mkdir(parents=True)
         tokenizers.save_pretrained(folder)
         agreement = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import json
 import logging
@@ -252,7 +253,7 @@ def _read_one_path(text: ParallelText) -> Iterator[tuple[str, ...]]:
             )
         return reader(text)
     if reader is not None and not os.path.isdir(path):
-        raise FileNotFoundError(f"There is no file {path!r}.")
+        raise FileNotFoundError(errno.ENOENT, "There is no file", path)
     return _read_tables(text, _open_dataset(text).with_format("arrow").iter(ROWS_AT_A_TIME))
 
 
