@@ -255,6 +255,10 @@ def not_complete(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "must hold a tokenizer"),
         (
+            lambda folder: (folder / "README.md").write_bytes(b"na\xefve"),
+            "README.md' must be UTF-8, got byte 0xEF at byte 3 of line 1",
+        ),
+        (
             lambda folder: write_json(folder / "config.json", model_type="marian"),
             "got a model of another kind. Upload it with `hf upload me/part ",
         ),

@@ -8,6 +8,7 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError
 from safetensors import safe_open
 
+from vanilla_transformer_tools.files import read_lines
 from vanilla_transformer_tools.saved_folder import (
     CARD_FILE,
     RESULTS_FILE,
@@ -64,14 +65,16 @@ def push(
 
     Raises:
         ValueError: If the folder lacks something that loading needs or has a model of another kind,
-            the weights are not complete and finite, a file holds a secret or a home directory, or
-            the Hub rejects the card's metadata; nothing is uploaded then.
+            the weights are not complete and finite, a file holds a secret or a home directory, the
+            card is not UTF-8, or the Hub rejects its metadata; nothing is uploaded then.
         LocalTokenNotFoundError: If nobody is logged in.
         HfHubHTTPError: If the Hub rejects the repository or the commit.
     """
     _check_shareable(folder, repo_id)
     if not (folder / CARD_FILE).exists():
         write_model_card(folder)
+    # Its example is changed once the repository exists, which needs its text.
+    list(read_lines(folder / CARD_FILE, may_be_empty=True))
     names = _shared_files(folder)
     refuse_disclosures(folder, {name: _text_of(folder / name) for name in names})
     api = HfApi()
