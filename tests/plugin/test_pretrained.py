@@ -1,6 +1,7 @@
 """How weights start, are tied, saved and resized."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,10 +10,8 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 from transformers.activations import ACT2FN
 
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.layers_vanilla_transformer import NORMS
 
 from ..models import (
     LEARNED,
@@ -79,12 +78,27 @@ def test_logical_matrices_start_xavier_uniform(changes):
             torch.testing.assert_close(matrix.std().item(), bound / math.sqrt(3), rtol=0.03, atol=0)
 
 
-def test_biases_start_at_zero_and_norms_at_one(fresh_model):
-    for name, parameter in fresh_model.named_parameters():
-        if name.endswith("bias"):
-            assert not parameter.any(), name
-        elif "norm" in name:
-            assert (parameter == 1).all(), name
+@pytest.fixture
+def empty_memory_is_nan() -> Iterator[None]:
+    """Memory that nobody initialises holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_biases_and_norms_start_as_their_classes_do_when_no_file_has_them(
+    norm_type, empty_memory_is_nan
+):
+    config = VanillaTransformerConfig(**TINY, norm_type=norm_type)
+    model = Model.from_pretrained(None, config=config, state_dict={})
+    fresh = NORMS[norm_type](config.d_model, config.layer_norm_eps).state_dict()
+
+    norms = [module for module in model.modules() if isinstance(module, NORMS[norm_type])]
+    assert len(norms) > 6
+    for norm in norms:
+        torch.testing.assert_close(norm.state_dict(), fresh)
+    assert not any(x.any() for name, x in model.named_parameters() if name.endswith("bias"))
 
 
 def test_tables_start_with_lookups_of_unit_variance_and_no_padding():
