@@ -60,6 +60,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             stopping_criteria: Further criteria that end outputs.
             use_transformers_search: Never runs the search of the package.
             kwargs: Further arguments of Transformers' method: settings, and inputs of the model.
+                For `stop_strings`, the vocabulary must hold the letters a to f.
 
         Raises:
             ValueError: If a setting does not suit two vocabularies, or an encoder-decoder.
