@@ -16,12 +16,7 @@ from vanilla_transformer_tools.commands.attention import AttentionSettings
 from vanilla_transformer_tools.commands.evaluate import EvaluateSettings, _like
 from vanilla_transformer_tools.commands.export import ExportSettings
 from vanilla_transformer_tools.commands.push import PushSettings
-from vanilla_transformer_tools.evaluation import (
-    bleu_tokenizers,
-    metrics,
-    significance,
-    test_sets,
-)
+from vanilla_transformer_tools.evaluation import bleu_tokenizers, metrics, significance, test_sets
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.exports import export as exporting
 from vanilla_transformer_tools.settings import (

@@ -9,11 +9,7 @@ import pytest
 import sacrebleu
 
 from vanilla_transformer_tools.evaluation import metrics
-from vanilla_transformer_tools.evaluation.metrics import (
-    METRICS,
-    TranslationScores,
-    format_scores,
-)
+from vanilla_transformer_tools.evaluation.metrics import METRICS, TranslationScores, format_scores
 from vanilla_transformer_tools.settings import METRIC_TITLES
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.exports.ctranslate2_conversion import (
-    convert,
-)
+from vanilla_transformer_tools.exports.ctranslate2_conversion import convert
 from vanilla_transformer_tools.translation import Search
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engine import Hypothesis

@@ -12,11 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMT
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.exports import ctranslate2_conversion as loader
 from vanilla_transformer_tools.exports import onnx as onnx_export
-from vanilla_transformer_tools.exports.export import (
-    Agreement,
-    export_model,
-    verify,
-)
+from vanilla_transformer_tools.exports.export import Agreement, export_model, verify
 from vanilla_transformer_tools.saved_folder import describe_model_files, load_model, write_run
 from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair

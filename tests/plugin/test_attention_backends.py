@@ -17,15 +17,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from vanilla_transformer.generation_vanilla_transformer import CACHE
 
-from ..models import (
-    Batch,
-    Model,
-    build_variant,
-    gradients,
-    pad,
-    source_of,
-    without_labels,
-)
+from ..models import Batch, Model, build_variant, gradients, pad, source_of, without_labels
 
 pytestmark = [
     # Most tests here leave flex attention uncompiled.

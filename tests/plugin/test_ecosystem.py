@@ -13,14 +13,7 @@ from transformers import AutoModelForSeq2SeqLM
 from vanilla_transformer import fast_loss_vanilla_transformer
 from vanilla_transformer_tools.exports.to_transformers import to_transformers
 
-from ..models import (
-    CONCATENATED,
-    TWO_TABLES,
-    Model,
-    build_variant,
-    source_of,
-    without_labels,
-)
+from ..models import CONCATENATED, TWO_TABLES, Model, build_variant, source_of, without_labels
 
 PROJECTIONS = ["qkv_proj", "q_proj", "kv_proj", "out_proj", "fc1", "fc2"]
 

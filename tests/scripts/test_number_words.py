@@ -2,13 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from number_words import (
-    english,
-    english_parts,
-    german,
-    german_parts,
-    write_corpus,
-)
+from number_words import english, english_parts, german, german_parts, write_corpus
 
 from ..support.scripts import run_script
 

@@ -8,11 +8,7 @@ from time import process_time
 
 import pytest
 
-from vanilla_transformer_tools.sharing.privacy import (
-    MASK,
-    clean_record,
-    find_disclosures,
-)
+from vanilla_transformer_tools.sharing.privacy import MASK, clean_record, find_disclosures
 
 HUB_TOKEN = "hf_" + "aB3" * 11
 AWS_KEY = "AKIA" + "Z9" * 8

@@ -12,11 +12,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.reports import (
-    JsonLinesLog,
-    Progress,
-    read_log,
-)
+from vanilla_transformer_tools.training.reports import JsonLinesLog, Progress, read_log
 from vanilla_transformer_tools.training.schedule import Schedule
 
 from ..support.terminal import terminal
