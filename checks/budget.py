@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+ADVICE = (
+    "Shorten other code or pages in the same commit. If you find nothing, raise the number in "
+    "checks/budget.py and give the reason in the pull request."
+)
 
 # Budget, and aim where that has not been reached.
 LINES = {
@@ -100,11 +104,10 @@ def exceeded() -> list[str]:
         for name, number, budget, _ in used()
         if number > budget
     ]
-    if faults:
+    if any(" above " in fault for fault in faults):
         parts = {**large_files(), **large_functions(), **large_examples()}
         faults += [f"  {name}: {size}" for name, size in sorted(parts.items())]
-        faults.append("Name what goes instead, in the same commit; see checks/budget.py.")
-    return faults
+    return [*faults, ADVICE] if faults else []
 
 
 if __name__ == "__main__":
