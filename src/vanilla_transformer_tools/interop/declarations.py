@@ -78,7 +78,7 @@ class Declaration:
         defaults: Fields of the source's config that may be absent.
         config: Fields of our config and the names of the source's fields they are taken from.
         values: By the source's field: its values that are called otherwise here.
-        constants: Fields of our config that are the same for all models of the kind.
+        constants: Fields of our config that are the same for all models; they win over `config`.
         computed: Fields of our config by the name of the function in `_COMPUTED` that gives them.
         required: Fields of the source and the value, pattern, or list of values they must have.
     """
