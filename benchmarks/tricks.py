@@ -31,8 +31,8 @@ from vanilla_transformer import fast_layers_vanilla_transformer as layers
 from vanilla_transformer import fast_loss_vanilla_transformer as loss
 from vanilla_transformer import modules_vanilla_transformer as modules
 from vanilla_transformer import search_vanilla_transformer as search
+from vanilla_transformer.backend_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.fast_vanilla_transformer import FastBackend
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import Attention, run_kernel
 from vanilla_transformer.modeling_vanilla_transformer import Backend
 

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, generation
 from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 from transformers.utils import logging
 
-from .generation_vanilla_transformer import SETTINGS, SourceLengthLimit
+from .generation_vanilla_transformer import SETTINGS
 from .modeling_vanilla_transformer import Backend
 from .search_vanilla_transformer import Constraints, IncrementalDecoder, beam_search, greedy_search
 
@@ -35,8 +35,6 @@ ROWWISE_PROCESSORS = (
     generation.TopKLogitsWarper,
     generation.TopPLogitsWarper,
 )
-# Criteria that these searches apply without calling them.
-KNOWN_CRITERIA = (generation.EosTokenCriteria, generation.MaxLengthCriteria, SourceLengthLimit)
 # Settings that choose another search than greedy search, sampling and beam search, or a cache.
 OTHER_SEARCHES = (
     "assistant_early_exit",
@@ -53,6 +51,22 @@ KNOWN_INPUTS = {
     *("attention_mask", "custom_generate", "decoder_input_ids", "encoder_outputs", "input_ids"),
     *("inputs", "inputs_embeds", "labels", "logits_processor", "stopping_criteria", "tokenizer"),
 }
+
+
+class SourceLengthLimit(generation.StoppingCriteria):
+    """Ends each sentence at its own limit, whatever batch it is in.
+
+    Args:
+        limits: Longest output of each sentence in tokens, start token not counted, `[B]`.
+    """
+
+    def __init__(self, limits: Tensor) -> None:
+        self.limits = limits
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Whether each of the B * beams hypotheses `[B * beams, T]` has reached its limit."""
+        beams = len(input_ids) // len(self.limits)
+        return input_ids.shape[1] - 1 >= self.limits.repeat_interleave(beams)
 
 
 class PackageBackend(Backend):
@@ -163,7 +177,9 @@ def _reason_against_call(model: Any, arguments: dict[str, Any]) -> str | None:
 
 def _reason_against_parts(parts: Sequence[Any]) -> str | None:
     """Why these searches do not support logits processors and stopping criteria."""
-    known = (*ROWWISE_PROCESSORS, *KNOWN_CRITERIA)
+    # These searches apply criteria without calling them.
+    criteria = (generation.EosTokenCriteria, generation.MaxLengthCriteria, SourceLengthLimit)
+    known = (*ROWWISE_PROCESSORS, *criteria)
     foreign = [type(part).__name__ for part in parts if type(part) not in known]
     names = " and ".join(foreign)
     return f"{names} is not known to look at single rows only" if foreign else None

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import EncoderDecoderCache
-from transformers.generation import GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import GenerationMixin, StoppingCriteriaList
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 # The name of the cache in outputs and in Transformers' own code: "past_key_values" before release
@@ -17,22 +17,6 @@ CACHE = next(
 )
 # Settings of `generate`, which it takes as arguments or in a `GenerationConfig`.
 SETTINGS = frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
-
-
-class SourceLengthLimit(StoppingCriteria):
-    """Ends each sentence at its own limit, whatever batch it is in.
-
-    Args:
-        limits: Longest output of each sentence in tokens, start token not counted, `[B]`.
-    """
-
-    def __init__(self, limits: Tensor) -> None:
-        self.limits = limits
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Whether each of the B * beams hypotheses `[B * beams, T]` has reached its limit."""
-        beams = len(input_ids) // len(self.limits)
-        return input_ids.shape[1] - 1 >= self.limits.repeat_interleave(beams)
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):

@@ -17,7 +17,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     backend_vanilla_transformer,
 )
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
+from vanilla_transformer.backend_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.layers_vanilla_transformer import SelfAttention
 from vanilla_transformer.search_vanilla_transformer import IncrementalDecoder
 from vanilla_transformer.stacks_vanilla_transformer import Decoder

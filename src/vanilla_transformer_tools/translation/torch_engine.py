@@ -22,9 +22,8 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from vanilla_transformer.backend_vanilla_transformer import reason_against
+from vanilla_transformer.backend_vanilla_transformer import SourceLengthLimit, reason_against
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.generation_vanilla_transformer import SourceLengthLimit
 from vanilla_transformer.search_vanilla_transformer import (
     IncrementalDecoder,
     beam_search,
