@@ -1,7 +1,7 @@
 """Attention, feed-forward networks and layers, in the order in which to build them.
 
-The paper is "Attention Is All You Need" (arXiv 1706.03762): attention is its section 3.2 with masks
-in 3.2.3, feed-forward networks are 3.3, and layers are 3.1.
+The paper is "Attention Is All You Need" (arXiv 1706.03762): attention is its section 3.2,
+feed-forward networks are 3.3, and layers are 3.1.
 
 Shapes: B batch · S source · T target · Q, K query and key positions · D `d_model` · H heads ·
 E head size (d_k or d_v) · F feed-forward.
@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, EncoderDecoderCache
-from transformers.masking_utils import create_causal_mask
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -33,39 +32,6 @@ def build_norm(config: VanillaTransformerConfig) -> nn.Module:
 def is_flash(attn_implementation: str) -> bool:
     """Whether a kernel is a flash kernel, whose mask is 2-D, `[B, K]`, or None."""
     return "flash" in attn_implementation
-
-
-def causal_mask(
-    config: VanillaTransformerConfig,
-    inputs_embeds: Tensor,
-    attention_mask: Tensor | None,
-    cache: Cache | None,
-) -> Any:
-    """Mask of the decoder's self-attention (section 3.2.3), in the form of the config's kernel.
-
-    Args:
-        config: Names the kernel.
-        inputs_embeds: `[B, T, D]`.
-        attention_mask: 1 = real token, `[B, past + T]`; None: all are.
-        cache: Cache of the self-attention.
-
-    Raises:
-        ValueError: If flex attention is to read a static cache.
-    """
-    if cache is not None and cache.is_compileable:
-        kernel = config._attn_implementation
-        if kernel == "flex_attention":
-            raise ValueError(
-                "Flex attention reads the length of a static cache after the cache has grown, got "
-                "`flex_attention` and a static cache. Use `attn_implementation='sdpa'`, or leave "
-                "out `cache_implementation`."
-            )
-        if attention_mask is None and is_flash(kernel):
-            # Without a mask, flash kernels also attend to the unused end of the cache.
-            size = (len(inputs_embeds), int(cache.get_seq_length()) + inputs_embeds.shape[1])
-            attention_mask = inputs_embeds.new_ones(size)
-    # By position: the cache's name is another one since Transformers 5.24.
-    return create_causal_mask(config, inputs_embeds, attention_mask, cache)
 
 
 def drop_padding(

@@ -3,7 +3,7 @@
 Shapes: B batch · S source · T target · D `d_model` · V vocabulary.
 
 Attention, feed-forward networks and layers (sections 3.2, 3.3 and 3.1) are in
-`layers_vanilla_transformer.py`; embeddings, positions, encoder and decoder (3.4, 3.5 and 3.1) in
+`layers_vanilla_transformer.py`; embeddings, positions, masks and stacks (3.4, 3.5, 3.2.3, 3.1) in
 `stacks_vanilla_transformer.py`; initialisation (not in the paper) and tied tables (3.4) in
 `pretrained_vanilla_transformer.py`; the loss (5.4) in `loss_vanilla_transformer.py`. These files
 are saved with a model. The installed package computes the same in less time and memory, unless the

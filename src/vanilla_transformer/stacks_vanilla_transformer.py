@@ -1,4 +1,4 @@
-"""The stacks of section 3.1: embeddings (3.4), positions (3.5), and the layers one after another.
+"""The stacks of section 3.1: embeddings (3.4), positions (3.5), masks (3.2.3), then the layers.
 
 Shapes: B batch · S source · T target · Q positions of either · D `d_model` · E head size.
 """
@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
@@ -24,7 +24,7 @@ from .layers_vanilla_transformer import (
     EncoderLayer,
     SelfAttention,
     build_norm,
-    causal_mask,
+    is_flash,
 )
 from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
@@ -115,6 +115,39 @@ POSITIONS = {
     "learned": LearnedPositions,
     "rotary": RotaryPositions,
 }
+
+
+def causal_mask(
+    config: VanillaTransformerConfig,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+) -> Any:
+    """Mask of the decoder's self-attention (section 3.2.3), in the form of the config's kernel.
+
+    Args:
+        config: Names the kernel.
+        inputs_embeds: `[B, T, D]`.
+        attention_mask: 1 = real token, `[B, past + T]`; None: all are.
+        cache: Cache of the self-attention.
+
+    Raises:
+        ValueError: If flex attention is to read a static cache.
+    """
+    if cache is not None and cache.is_compileable:
+        kernel = config._attn_implementation
+        if kernel == "flex_attention":
+            raise ValueError(
+                "Flex attention reads the length of a static cache after the cache has grown, got "
+                "`flex_attention` and a static cache. Use `attn_implementation='sdpa'`, or leave "
+                "out `cache_implementation`."
+            )
+        if attention_mask is None and is_flash(kernel):
+            # Without a mask, flash kernels also attend to the unused end of the cache.
+            size = (len(inputs_embeds), int(cache.get_seq_length()) + inputs_embeds.shape[1])
+            attention_mask = inputs_embeds.new_ones(size)
+    # By position: the cache's name is another one since Transformers 5.24.
+    return create_causal_mask(config, inputs_embeds, attention_mask, cache)
 
 
 class Stack(VanillaTransformerPreTrainedModel):
