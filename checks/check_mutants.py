@@ -173,12 +173,17 @@ def load_mutants(folder: Path, places: dict[str, list[Place]]) -> list[Mutant]:
     mutants = []
     for path in sorted(folder.glob("*.diff")):
         mutants += read_mutants(path.read_text(encoding="utf-8"))
-    counts = {mutant.name: len(mutant.matches(places)) for mutant in mutants}
-    stale = [f"{name}: {count} times" for name, count in counts.items() if count != 1]
+    counts = [(len(mutant.matches(places)), mutant) for mutant in mutants]
+    stale = [
+        f"{mutant.name}: {count} times in {mutant.where}: {mutant.old}"
+        for count, mutant in counts
+        if count != 1
+    ]
     if stale:
         raise ValueError(
-            f"The old code of each mutant in {folder} must occur once in the place that it names; "
-            "bring these up to date:\n" + "\n".join(stale)
+            f"The old code of each mutant in {folder} must occur once in the place that it names. "
+            "Quote there what your change made of it, or delete the mutant if its code is gone:\n"
+            + "\n".join(stale)
         )
     return mutants
 
