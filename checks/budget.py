@@ -7,6 +7,7 @@ room.
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +19,9 @@ ADVICE = (
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (21_415, 18_000),
-    "src/vanilla_transformer": (4_116, 3_500),
-    "tests": (25_970, 23_000),
+    "src": (21_412, 18_000),
+    "src/vanilla_transformer": (4_114, 3_500),
+    "tests": (25_967, 23_000),
 }
 DEFECTS = (450, 450)
 WORDS_OF_DOCS = (38_000, 38_000)
@@ -133,3 +134,5 @@ def exceeded() -> list[str]:
 if __name__ == "__main__":
     for name, number, budget, aim in used():
         print(f"{name:<40} {number:>7,} of {budget:>7,}, aim {aim:,}")
+    if faults := exceeded():
+        sys.exit("\n".join(faults))

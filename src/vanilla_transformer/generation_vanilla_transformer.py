@@ -43,8 +43,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             logits_processor: Further processors of scores.
             stopping_criteria: Further criteria that end outputs.
             use_transformers_search: Never runs the search of the package.
-            kwargs: Further arguments of Transformers' method: settings, and inputs of the model.
-                For `stop_strings`, the vocabulary must hold the letters a to f.
+            kwargs: Settings and inputs; `stop_strings` need the letters a to f in the vocabulary.
 
         Raises:
             ValueError: If a setting does not suit two vocabularies, or an encoder-decoder.
