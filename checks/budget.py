@@ -13,8 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ADVICE = (
-    "Shorten other code or pages in the same commit. If you find nothing, raise the number in "
-    "checks/budget.py and give the reason in the pull request."
+    "Shorten other code or pages in the same commit, and name them in its message. If you find "
+    "nothing, ask in the pull request; checks/budget.py has the numbers."
 )
 
 # Budget, and aim where that has not been reached.
