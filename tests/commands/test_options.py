@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from vanilla_transformer_tools.commands import main
+from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.commands.attention import AttentionSettings
 from vanilla_transformer_tools.commands.evaluate import EvaluateSettings, _like
 from vanilla_transformer_tools.commands.export import ExportSettings
@@ -195,10 +196,12 @@ def test_search_gets_each_option(command, watch, tmp_path):
 READERS = {
     TrainSettings: ("training/*.py", "text/*.py"),
     TranslateSettings: ("commands/*.py",),
-    EvaluateSettings: ("commands/evaluate.py",),
-    AttentionSettings: ("commands/attention.py",),
-    ExportSettings: ("commands/export.py",),
-    PushSettings: ("commands/push.py",),
+    **{
+        settings: (f"commands/{command.__module__.rpartition('.')[2]}.py",)
+        for command in COMMANDS.values()
+        for name, settings in command.__globals__.items()
+        if name.endswith("Settings") and settings.__module__ == command.__module__
+    },
 }
 # Joined with the paths; read from `run.json` by the card.
 READ_ELSEWHERE = {"data", "dataset_tags", "license"}
