@@ -337,13 +337,13 @@ def test_other_model_is_evaluated_with_the_search_of_the_first():
 # Sharing and exporting
 
 
-def test_push_passes_each_option_on(watch):
+def test_push_passes_each_option_on(watch, tmp_path):
     calls = watch(pushing, "push")
     words, values = others(PushSettings, "model")
 
-    main(["push", "--model", "other_model", *words, "user/name"])
+    main(["push", "--model", str(tmp_path), *words, "user/name"])
 
-    assert calls == [((Path("other_model"), "user/name"), values)]
+    assert calls == [((tmp_path, "user/name"), values)]
 
 
 @pytest.mark.parametrize(("runtime", "kind"), [("ctranslate2", "int8"), ("onnx", "float32")])
