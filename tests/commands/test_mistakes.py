@@ -52,6 +52,8 @@ def of_outputs() -> Iterator[tuple[str, str]]:
 
 MISTAKES = [
     ("trian", "unknown command 'trian'; did you mean train?"),
+    ("train a b", "unexpected argument 'a'; an option, such as --train, names it"),
+    ("push M me/x", "unexpected argument 'me/x'; an option, such as --model, names it"),
     ("translate --device cuda", "unknown option --device; a GPU is used if there is one"),
     # Outputs
     *of_outputs(),
@@ -106,6 +108,8 @@ MISTAKES = [
     (f"{TRAIN} --train a b --max_tokens_per_batch 3", "must hold the longest pair, got 3"),
     (f"{TRAIN} --train a b --init_from /no/such", "--init_from: there is no file or folder '/no'"),
     ("train --train a b --output_dir /proc/x", "--output_dir cannot be written to '/proc/x'"),
+    ("train --train a b --metric_for_best_model blue", "must be .* one of --metrics, got blue"),
+    ("train --train a b --vocab_size 0", "--vocab_size must be at least 1 and finite, got 0"),
     (f"{TRAIN} --train a short", "same number of lines, got 4 in .* and 1 in"),
     (f"{TRAIN} --train a bad", "bad' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
     # Attention

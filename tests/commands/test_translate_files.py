@@ -329,4 +329,4 @@ def test_line_separators_in_translations_are_written_as_blanks_and_counted(run, 
     assert rows[2].startswith("f" + 6 * " " + "g")
     count = int(err.split(" line separators")[0].split("\n")[-1])
     assert count >= 9
-    assert "translations were cut off at the length limit; see --max_extra_tokens" in err
+    assert "translations were cut off at the length limit, --max_extra_tokens" in err

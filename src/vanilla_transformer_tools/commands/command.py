@@ -161,8 +161,11 @@ class Parser(HfArgumentParser):
     """Reports a mistake without printing the usage, which has a hundred options."""
 
     def error(self, message: str) -> NoReturn:
-        """Lets `run` print the message, and end the program with status 2."""
-        raise ValueError(message)
+        """Lets `run` print the message, in our words, and end the program with status 2."""
+        # It names each spelling of an option.
+        message = re.sub(r"^argument (--\w+)\S*:", r"\1:", message)
+        message = message.replace("invalid int value:", "expected a whole number, got")
+        raise ValueError(message.replace("invalid float value:", "expected a number, got"))
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help, and raises an error if that fails: argparse would ignore it."""
@@ -241,7 +244,7 @@ def refuse(unknown: list[str], *parsers: Parser) -> None:
             hint = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
             faults.append(f"unknown option {name}; {_INSTEAD.get(name, hint)}")
     if unknown:
-        fault = f"unexpected argument {unknown[0]!r}; --help shows the usage"
+        fault = f"unexpected argument {unknown[0]!r}; an option, such as --{known[2]}, names it"
         raise ValueError("\n".join(faults) or fault)
 
 
@@ -382,12 +385,8 @@ class Report:
             self.unknown += one.unknown
             self.separators += one.replaced_separators
 
-    def show(self, *, limit: str = "--max_extra_tokens") -> None:
-        """Writes the counts that are not 0 to standard error.
-
-        Args:
-            limit: The option that sets the length limit.
-        """
+    def show(self) -> None:
+        """Writes the counts that are not 0 to standard error."""
         from vanilla_transformer_tools.text.units import most_frequent
 
         named = most_frequent(self.unknown_source)
@@ -396,7 +395,7 @@ class Report:
                 self.unknown_source.total(),
                 f"tokens of the sources are not in the vocabulary: {named}",
             ),
-            (self.limited, f"translations were cut off at the length limit; see {limit}"),
+            (self.limited, "translations were cut off at the length limit, --max_extra_tokens"),
             (self.unknown, "unknown tokens in the translations were written as <unk>"),
             (self.separators, "line separators in the translations were written as blanks"),
         ):

@@ -49,6 +49,8 @@ _RANGES: dict[tuple[float, float], tuple[str, ...]] = {
         "max_validation_pairs",
         "shuffle_buffer",
         "tokenizer_pairs",
+        "vocab_size",
+        "target_vocab_size",
         "filter_max_characters",
         "filter_max_ratio",
         *CASINGS,
@@ -227,12 +229,12 @@ _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
         "one of the two out.",
     ),
     (
-        lambda o: o.validation and metric_of(o.arguments) not in ("loss", *o.metrics),
+        lambda o: metric_of(o.arguments) not in ("loss", *o.metrics),
         "--metric_for_best_model must be loss or one of --metrics, got {o.metric_for_best_model} "
         "and {o.metrics}. Change either one.",
     ),
     (
-        lambda o: metric_of(o.arguments) != "loss" and not _scores_text(o),
+        lambda o: metric_of(o.arguments) in o.metrics and not _scores_text(o),
         "--metric_for_best_model {o.metric_for_best_model} is a score of generated text, got "
         "--predict_with_generate {o.predict_with_generate} and --prediction_loss_only "
         "{o.prediction_loss_only}. Take loss, or generate.",
