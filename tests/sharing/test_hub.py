@@ -260,8 +260,9 @@ def not_complete(folder: Path) -> None:
         ),
         (
             lambda folder: write_json(folder / "config.json", model_type="marian"),
-            "got a model of another kind. Upload it with `hf upload me/part ",
+            "got a model of another kind. Upload other models with `hf upload me/part ",
         ),
+        (lambda folder: (folder / "config.json").unlink(), "got no config.json. Upload other"),
     ],
 )
 def test_folder_that_is_no_whole_model_is_refused(hub, make_folder, refused, change, fault):

@@ -98,15 +98,15 @@ def push(
 def _check_shareable(folder: Path, repo_id: str) -> None:
     """Rejects a folder that nobody could load, or an upload by nobody."""
     if not is_ours(folder):
+        got = "a model of another kind" if (folder / "config.json").exists() else "no config.json"
         raise ValueError(
-            f"{str(folder)!r} must hold a vanilla Transformer, which the card describes, got a "
-            f"model of another kind. Upload it with `hf upload {repo_id} {folder}`."
+            f"{str(folder)!r} must hold a vanilla Transformer, which the card describes, got "
+            f"{got}. Upload other models with `hf upload {repo_id} {folder}`."
         )
     if get_token() is None:
         raise LocalTokenNotFoundError(
             "An upload needs a token of the Hub, got none. Run `hf auth login`, or set HF_TOKEN."
         )
-    # A model that nobody could load is not uploaded.
     load_model(str(folder))
     TokenizerPair.from_pretrained(str(folder))
 
