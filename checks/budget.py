@@ -20,8 +20,8 @@ ADVICE = (
 # Budget, and aim where that has not been reached.
 LINES = {
     "src": (21_412, 18_000),
-    "src/vanilla_transformer": (4_114, 3_500),
-    "tests": (25_967, 23_000),
+    "src/vanilla_transformer": (4_107, 3_500),
+    "tests": (25_962, 23_000),
 }
 DEFECTS = (450, 450)
 WORDS_OF_DOCS = (38_000, 38_000)
