@@ -12,13 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -32,7 +26,7 @@ from vanilla_transformer_tools.interop.weight_maps import take_apart, untied_ten
 from vanilla_transformer_tools.saved_folder import read_object
 
 # The `model_type` of each format.
-FORMATS = {name.replace("_", ""): name for name in known_sources() if name in CONFIG_MAPPING}
+FORMATS = {name.replace("_", ""): name for name in known_sources()}
 
 # The second is the name that releases before 5 do not know.
 _GENERAL_TOKENIZERS = ("VanillaTransformerTokenizer", "TokenizersBackend")
@@ -137,7 +131,7 @@ def config_of_class(
         # The class has a default of its own.
         del ours["init_std"]
     values = Declaration.of(model_type).source_fields(ours)
-    known = {one.name for one in fields(CONFIG_MAPPING[model_type])}
+    known = {one.name for one in fields(AutoConfig.for_model(model_type))}
     # Some of these classes have settings of generation in their configs, too.
     settings = {
         setting: value

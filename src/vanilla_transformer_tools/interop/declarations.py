@@ -16,7 +16,12 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -27,11 +32,9 @@ from vanilla_transformer_tools.interop.weight_maps import Plan, WeightMap, shape
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 
 SOURCES = Path(__file__).with_name("sources")
-_MARIAN = "marian_npz"
+_DECLARED = {path.stem for path in SOURCES.glob("*.yaml")}
 # What a mapping may extend: declarations that take nothing from a config.
 _EXTENDABLE = ("fairseq", "nn_transformer")
-# Declarations that are no class of Transformers.
-_NO_CLASSES = ("transformers", _MARIAN, *_EXTENDABLE)
 
 # Fields of our config that change what is computed, but no shape of a tensor.
 _WITHOUT_A_SHAPE = (
@@ -94,15 +97,15 @@ class Declaration:
     @classmethod
     @cache
     def of(cls, model_type: str) -> "Declaration":
-        """The declaration of a class of Transformers, or of Marian's own files.
+        """The declaration of a class of Transformers, or of another program's own files.
 
         Args:
-            model_type: The class's `model_type`, or `marian_npz`.
+            model_type: The class's `model_type`, or the name of another file in `sources/`.
 
         Raises:
             ValueError: If there is none.
         """
-        if model_type not in (*known_sources(), _MARIAN):
+        if model_type not in _DECLARED:
             raise ValueError(
                 f"The model type must be one of {', '.join(known_sources())}, got {model_type!r}."
             )
@@ -273,7 +276,7 @@ class Source:
 
 def known_sources() -> list[str]:
     """The `model_type` of each class that can be imported."""
-    return sorted({path.stem for path in SOURCES.glob("*.yaml")} - set(_NO_CLASSES))
+    return sorted(name for name in _DECLARED if name in CONFIG_MAPPING)
 
 
 def _agrees(value: Any, wanted: Any) -> bool:
