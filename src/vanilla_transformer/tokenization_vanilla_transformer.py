@@ -57,10 +57,10 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
 
     Train one by `train`: the inherited `train_new_from_iterator` gives a vocabulary without byte
     tokens.
-
-    There is no `__init__`: Transformers would then rebuild the pipeline of a saved tokenizer from
-    only its vocabulary.
     """
+
+    # Without an `__init__`: with one, Transformers would rebuild the pipeline of a saved tokenizer
+    # from only its vocabulary.
 
     @classmethod
     def train(
