@@ -19,7 +19,7 @@ ADVICE = (
 
 # Budget, and aim where that has not been reached.
 LINES = {
-    "src": (21_412, 18_000),
+    "src": (21_155, 18_000),
     "src/vanilla_transformer": (4_107, 3_500),
     "tests": (25_962, 23_000),
 }

@@ -83,14 +83,7 @@ class Agreement:
         )
 
     def check(self, kind: str) -> None:
-        """Rejects an export that is too far from the model.
-
-        Args:
-            kind: Type of its weights, or `onnx`.
-
-        Raises:
-            ValueError: If it is.
-        """
+        """Rejects an export that is too far from the model, for its type of weights or `onnx`."""
         identical, gap = _TOLERANCES.get(kind, _OF_INTEGERS)
         # Written so that NaN fails.
         if self.identical < identical * self.lines or not self.gap <= gap:
@@ -237,11 +230,7 @@ def _greedy(engine: Engine, sources: list[list[int]], limits: list[int]) -> list
 def verify(engine: TorchEngine, translate: Translate, sources: list[list[int]]) -> Agreement:
     """Compares greedy translations, and the score of each with the one that the model gives it.
 
-    Args:
-        engine: The model.
-        translate: Greedy search of the export. Its scores are means of the log-probabilities over
-            the tokens that may be generated.
-        sources: Ids with `</s>`.
+    Scores of an export are means of the log-probabilities over the tokens that may be generated.
     """
     banned = never_generated(engine.model.generation_config)
     identical, gaps = 0, []

@@ -40,10 +40,7 @@ def unexpressed(
 ) -> list[str]:
     """Faults: fields that have another value than their default, and no place in a format.
 
-    Args:
-        config: Config of one of our models.
-        expressed: Names of the fields that the format has a place for.
-        choices: The values of such a field that it has a place for, if they are not all.
+    Choices are the values of a field that the format has a place for, if they are not all.
     """
     faults = [
         f"`{name}` must be {default!r}, got {getattr(config, name)!r}."

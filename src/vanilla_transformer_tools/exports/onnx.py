@@ -87,11 +87,7 @@ class _DecoderGraph(nn.Module):
 
 
 def export_onnx(model: PreTrainedModel, folder: Path) -> None:
-    """Writes the graphs, in opset 18 and float32, below `folder`.
-
-    Args:
-        model: In float32, in eval mode; its attention must be `eager`.
-        folder: Folder of the export.
+    """Writes the graphs of a model in float32 and eval mode, with eager attention, below a folder.
 
     Raises:
         ValueError: If a field of the config changes what the graphs would compute.
@@ -180,10 +176,6 @@ def save_interface(model: PreTrainedModel, folder: Path) -> None:
 
     It names the class `marian`, the encoder-decoder whose files and tensors have these names. What
     is computed is in the graphs alone.
-
-    Args:
-        model: Model that the graphs compute.
-        folder: Folder of the export.
     """
     config = config_of_class(model, "marian").to_diff_dict()
     config["architectures"] = ["MarianMTModel"]
@@ -192,11 +184,7 @@ def save_interface(model: PreTrainedModel, folder: Path) -> None:
 
 
 class OnnxModel:
-    """Runs the graphs of an export with onnxruntime, as its check needs it.
-
-    Args:
-        folder: Folder of the export.
-    """
+    """Runs the graphs in the folder of an export with onnxruntime, as its check needs it."""
 
     def __init__(self, folder: Path) -> None:
         options = onnxruntime.SessionOptions()
@@ -212,12 +200,7 @@ class OnnxModel:
     def translate(self, sources: list[list[int]], limits: list[int]) -> list[Hypothesis]:
         """The greedy translations, decoded one token at a time with the cache, as by every search.
 
-        Args:
-            sources: Ids with `</s>`.
-            limits: Longest output of each source in tokens.
-
-        Returns:
-            Hypotheses whose scores are mean log-probabilities over what may be generated.
+        Their scores are mean log-probabilities over what may be generated.
         """
         config = self.generation_config
         banned, ends = never_generated(config), np.ravel(config.eos_token_id).tolist()

@@ -41,14 +41,10 @@ _WRITERS = ("out_proj", "fc2", "layer_norm")
 def to_transformers(
     model: VanillaTransformerForConditionalGeneration, name: str
 ) -> PreTrainedModel:
-    """A model of another class with the weights and generation settings of one of ours.
+    """A model of the class of a format, with the weights and generation settings of one of ours.
 
     Sinusoids whose sines and cosines alternate become those with all sines first: the columns of
     the residual stream are reordered, with all that reads or writes them. The dtype stays.
-
-    Args:
-        model: One of ours.
-        name: Name of the class, one of `FORMATS`.
 
     Raises:
         ValueError: If the class cannot express the model; names all reasons.
@@ -100,11 +96,7 @@ def _faults(model: VanillaTransformerForConditionalGeneration, name: str) -> lis
 
 
 def refuse_other_models(model: PreTrainedModel, name: str) -> None:
-    """Rejects a model that is none of ours.
-
-    Raises:
-        ValueError: With the name of the format.
-    """
+    """Rejects a model that is none of ours, by the name of the format."""
     if model.config.model_type != VanillaTransformerConfig.model_type:
         raise ValueError(
             f"The format {name} is made of models of this package, got a model of the type "

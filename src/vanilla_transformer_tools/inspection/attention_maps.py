@@ -69,9 +69,7 @@ class AttentionMap:
     def select(self, layer: int | None = None, head: int | None = None) -> Tensor:
         """Weights of a layer and a head, or the mean of its heads, `[rows, columns]`.
 
-        Args:
-            layer: Counted from 1; None: `default_layer`.
-            head: Counted from 1; None: the mean of all heads.
+        Both count from 1. Without a layer, it is the `default_layer`.
 
         Raises:
             ValueError: If there is no such layer or head.

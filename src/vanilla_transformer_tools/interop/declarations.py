@@ -97,14 +97,7 @@ class Declaration:
     @classmethod
     @cache
     def of(cls, model_type: str) -> "Declaration":
-        """The declaration of a class of Transformers, or of another program's own files.
-
-        Args:
-            model_type: The class's `model_type`, or the name of another file in `sources/`.
-
-        Raises:
-            ValueError: If there is none.
-        """
+        """The declaration of a `model_type`, or of Marian's own files, `marian_npz`."""
         if model_type not in _DECLARED:
             raise ValueError(
                 f"The model type must be one of {', '.join(known_sources())}, got {model_type!r}."

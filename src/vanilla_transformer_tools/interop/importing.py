@@ -75,14 +75,7 @@ class LogitGap:
         return f"logits of up to {self.scale:.3g} differ by at most {self.gap:.1e}"
 
     def check(self, dtype: torch.dtype = torch.float32) -> None:
-        """Rejects a model that computes something else.
-
-        Args:
-            dtype: Dtype of the weights, or of tables of sinusoids in a file.
-
-        Raises:
-            ValueError: If the difference is not rounding.
-        """
+        """Rejects a model whose gap is more than rounding in the dtype of the weights."""
         # Written so that NaN fails.
         tolerance = max(_TOLERANCE, torch.finfo(dtype).eps)
         if not self.gap <= tolerance * max(1.0, self.scale):
@@ -111,12 +104,7 @@ def _compare_weights(source: PreTrainedModel, model: PreTrainedModel) -> LogitGa
 
 @torch.no_grad()
 def compare_logits(source: Callable[..., Any], model: PreTrainedModel) -> LogitGap:
-    """Runs both models on the same random tokens, with padding on the right.
-
-    Args:
-        source: A model in evaluation mode, like `model`.
-        model: One of ours with the same weights.
-    """
+    """Runs both models on the same random tokens, with padding on the right."""
     config = model.config
     generator = torch.Generator().manual_seed(0)
 

@@ -227,12 +227,9 @@ def _vocabulary_files(file: Path, decoder: Mapping[str, Any]) -> list[Path]:
 def _vocabulary_tokenizer(
     entries: Mapping[str, int], pad: int, pieces: Any = None
 ) -> PreTrainedTokenizerFast:
-    """A fast tokenizer with the ids of one of Marian's vocabularies, and `<pad>`.
+    """A fast tokenizer with the ids of one of Marian's vocabularies, and `<pad>` behind them.
 
-    Args:
-        entries: Ids by token.
-        pad: Id of `<pad>`, behind all others.
-        pieces: Splits text; None: text has its tokens between blanks.
+    Pieces split text; without them, text has its tokens between blanks.
     """
     entries = {**entries, PAD: pad}
     if pieces:

@@ -18,12 +18,7 @@ _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 
 
 def unreadable(name: str, error: Exception) -> ValueError:
-    """The error to report if a loader rejects weights.
-
-    Args:
-        name: Name of the file or the model.
-        error: Error of the loader.
-    """
+    """The error to report if a loader rejects the weights of a file or a model."""
     # Around it, torch advises to load the file without checks.
     inner = re.search(r"WeightsUnpickler error: (.*)", str(error))
     reason = " ".join((inner[1] if inner else str(error)).split()) or type(error).__name__
@@ -35,10 +30,7 @@ def unreadable(name: str, error: Exception) -> ValueError:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, or of the only model in a folder.
-
-    Args:
-        path: A file of safetensors or `torch.save`, or a folder with one, or with an index.
+    """All tensors of a file of safetensors or `torch.save`, or of the only model in a folder.
 
     Raises:
         ValueError: If there is not exactly one model, or a file is damaged or holds other things,

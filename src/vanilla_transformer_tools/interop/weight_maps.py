@@ -101,11 +101,7 @@ class Plan:
             yield f"{name} = {target} <- {' + '.join(map(str, pieces))}"
 
     def check(self) -> None:
-        """Rejects a plan that cannot be carried out.
-
-        Raises:
-            ValueError: Naming all faults.
-        """
+        """Rejects a plan that cannot be carried out; names all faults."""
         if self.faults:
             raise ValueError(
                 "The source must have exactly what its declaration names, got:\n"
@@ -197,12 +193,7 @@ class WeightMap:
         return Plan(targets, pieces, copies, faults + self._use_faults(used, sources))
 
     def pieces_of(self, target: str, sources: Container[str]) -> list[list[TensorPart]]:
-        """Parts that each rule for a target joins.
-
-        Args:
-            target: Name of a tensor to make.
-            sources: Names of the tensors that there are, by which older releases are recognised.
-        """
+        """Parts that each rule for a target joins, by their names in the release of the sources."""
         return [
             [self._in(sources, TensorPart.parse(_numbered(name, match))) for name in names]
             for pattern, names in self.rules
@@ -241,14 +232,9 @@ class WeightMap:
 def take_apart(
     pieces: Mapping[str, list[TensorPart]], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The tensors that were joined to others: a plan carried out backwards.
+    """The tensors that were joined to others, in memory of their own: a plan carried out backwards.
 
-    Args:
-        pieces: By the name of each joined tensor, the tensors in it, which have equally many rows.
-        tensors: The joined tensors, or some of them.
-
-    Returns:
-        Tensors in memory of their own.
+    Pieces of one tensor have equally many rows. The tensors may be some of the joined ones.
     """
     return {
         piece.name: (part.T if piece.transposed else part).clone(

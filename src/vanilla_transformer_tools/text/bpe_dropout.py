@@ -34,11 +34,8 @@ Merges = dict[tuple[int, int], tuple[int, int]]
 def segment(symbols: list[int], merges: Merges, rate: float, draw: Callable[[], float]) -> None:
     """Merges the ids of a word's characters in place, algorithm 1 of the paper.
 
-    Args:
-        symbols: At first one id for each character, at the end one for each piece.
-        merges: Of the vocabulary.
-        rate: Share of the possible merges to skip, drawn again after each merge.
-        draw: Returns a random number between 0 and 1.
+    The share `rate` of the possible merges is skipped; `draw` returns random numbers from 0 to 1,
+    and they are drawn again after each merge.
     """
     while True:
         possible = [
@@ -149,12 +146,8 @@ class SegmentedLines:
 class SegmentedPairs(Dataset[dict[str, list[int]]]):
     """Pairs with BPE-dropout on both sides; replaces the dataset that `tokenize_pairs` returns.
 
-    Args:
-        tokenizers: With BPE models, as for `SegmentedLines`.
-        pairs: Columns `source`, `target` and, for a tokenizer with tags, `tag`.
-        rate: As for `SegmentedLines`.
-        seed: Of the run.
-        max_length: Most tokens that a side keeps, the last of which is `</s>`.
+    Tokenizers and rate are as for `SegmentedLines`. A side keeps `max_length` tokens, the last of
+    which is `</s>`.
 
     Attributes:
         truncated_pairs: Number of pairs in the epoch with a truncated side.

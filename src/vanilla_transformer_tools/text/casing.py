@@ -50,12 +50,9 @@ class Casing:
         return sorted(set().union(*found))
 
     def changed(self, text: str, side: str, place: int) -> str:
-        """A text as it is trained on.
+        """A text as it is trained on, if `side` is `source` or `target`; others are not changed.
 
-        Args:
-            text: The text.
-            side: `source` or `target`; others are not changed.
-            place: Row of its pair plus the epoch; in a stream, the number of pairs before it.
+        The place is the row of its pair plus the epoch; in a stream, the number of pairs before it.
         """
         change: Callable[[str], str] | None = None
         if self.all_caps_every and place % self.all_caps_every == 0 and side in COLUMNS[:2]:

@@ -139,13 +139,9 @@ def _read_kept(text: ParallelText, rules: Mapping[str, Rule]) -> Iterator[tuple[
 
 
 def filter_pairs(pairs: Dataset, rules: Mapping[str, Rule]) -> FilteredPairs:
-    """Applies the rules to each pair; the first one that drops it is its filter.
+    """Applies the rules of `drop_rules` to each pair; the first one that drops it is its filter.
 
     The pairs are read in batches: besides the rules' data, one byte per pair is in memory.
-
-    Args:
-        pairs: As `load_pairs` returns them.
-        rules: By the names of their filters, as `drop_rules` returns them.
 
     Raises:
         ValueError: If no pair is left.
@@ -175,14 +171,10 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
     """The filters that `settings` ask for, by the names of their options without `filter_`.
 
     All but `duplicates` look at one pair only, and `duplicates` comes last. So the kept pairs do
-    not depend on the order, which only decides which filter a pair counts for.
-
-    Args:
-        settings: Of the run.
-        validation: Its validation pairs, which `filter_overlap` also compares with.
+    not depend on the order, which only decides which filter a pair counts for. `filter_overlap`
+    also compares with the validation pairs.
 
     Raises:
-        ValueError: If a script is unknown.
         OSError: If a file of `filter_overlap` cannot be read.
     """
     rules: dict[str, Rule] = {}

@@ -95,11 +95,8 @@ def choose_languages(
 def language_prefix(tokenizer: PreTrainedTokenizerBase, language: str | None) -> list[int]:
     """Ids that come before a source: the tag of its target language, if there is one.
 
-    A tag is a token of the source and counts towards its length.
-
-    Args:
-        tokenizer: Of the model.
-        language: Name of the target language; None for a model of one direction.
+    A tag is a token of the source and counts towards its length. Models of one direction have none,
+    and take None for the language.
 
     Raises:
         ValueError: If the model does not know the language, or knows several and none is given.

@@ -135,16 +135,12 @@ def parallel_text(settings: TrainSettings, paths: list[str], split: str) -> Para
 def load_pairs(text: ParallelText, first: int | None = None) -> Dataset:
     """All pairs as text: columns `source` and `target`, in the order of the file, nothing altered.
 
-    With a `tag_column`, its text is the column `tag`.
+    With a `tag_column`, its text is the column `tag`. `first` limits the number of pairs.
 
     The pairs are copied to a temporary Arrow file, which is memory-mapped. It is deleted when the
     process ends or, if that was killed, when the next process loads pairs. So a corpus may be
-    larger than the memory, changed files are always read again, and what `Dataset.map` writes
-    next to its input is deleted with it.
-
-    Args:
-        text: Where they are.
-        first: Number of pairs to load, from the beginning. Default: all.
+    larger than the memory, changed files are always read again, and what `Dataset.map` writes next
+    to its input is deleted with it.
 
     Raises:
         FileNotFoundError: If a file or dataset does not exist.

@@ -68,15 +68,11 @@ _LIBRARIES = ("vanilla-transformer", "transformers", "tokenizers")
 def learn_tokenizer(
     pairs: Dataset, columns: Sequence[str], casing: Casing | None = None, **settings: Any
 ) -> VanillaTransformerTokenizer:
-    """A tokenizer that is learned from columns of pairs.
+    """A tokenizer that is learned from `source`, `target` or both columns of pairs, in this order.
 
-    Of more than `MOST_LEARNED_PAIRS` pairs, as many are drawn, the same in each run.
-
-    Args:
-        pairs: Pairs from `load_pairs`.
-        columns: `source`, `target` or both, whose text is read in this order.
-        casing: Text that is changed, as in the first epoch; None: none is.
-        settings: Arguments of `VanillaTransformerTokenizer.train`.
+    Of more than `MOST_LEARNED_PAIRS` pairs, as many are drawn, the same in each run. `casing`
+    changes text as in the first epoch; the other settings are those of
+    `VanillaTransformerTokenizer.train`.
 
     Raises:
         ValueError: If the settings of the vocabulary exclude each other or the text.
@@ -109,17 +105,7 @@ def cached_ids(
     cannot be written, or `datasets` was told to keep none, they are computed again each time. The
     first process of a machine computes them for all.
 
-    Args:
-        pairs: Pairs from `load_pairs`.
-        tokenizers: Tokenizers of source and target.
-        max_length: Most tokens that a side keeps, `</s>` counted.
-
-    Returns:
-        The dataset, and the number of pairs with a truncated side.
-
-    Raises:
-        ValueError: If `max_length` leaves no room for text, or a tag is unknown.
-        OSError: If there is no room for the ids.
+    Returns and raises what `tokenize_pairs` does.
     """
     how: dict[str, Any] = {"remove_columns": pairs.column_names}
     folder = _folder()
@@ -189,16 +175,11 @@ def encode_pairs(
 ) -> dict[str, list[Any]]:
     """Token ids of pairs in memory, without blank ends, and which pairs were truncated.
 
-    Args:
-        pairs: Columns `source`, `target` and, for several directions, `tag`.
-        tokenizers: Tokenizers of source and target.
-        max_length: Most tokens that a side keeps, `</s>` counted.
-
-    Returns:
-        Columns `input_ids`, `labels` and `is_truncated`.
+    Pairs have columns `source`, `target` and, for several directions, `tag`. The columns returned
+    are `input_ids`, `labels` and `is_truncated`.
 
     Raises:
-        ValueError: If `max_length` leaves no room for text, or a tag is unknown.
+        ValueError: As `tokenize_pairs` does.
     """
     prefixes = source_prefixes(pairs.get("tag"), len(pairs["source"]), tokenizers)
     shortest = 2 + len(prefixes[0])
@@ -226,12 +207,9 @@ def encode_pairs(
 def encoded_rows(
     pairs: Sequence[Sequence[str]], tokenizers: TokenizerPair, max_length: int
 ) -> tuple[list[EncodedPair], int]:
-    """Token ids of each pair, and the number of truncated ones, see `encode_pairs`.
+    """Token ids of each pair, and the number of truncated ones, as `encode_pairs` finds them.
 
-    Args:
-        pairs: Source, target, and the tag of each if there are tags.
-        tokenizers: Tokenizers of source and target.
-        max_length: Most tokens that a side keeps, `</s>` counted.
+    A pair is source and target, and a tag if there are tags.
     """
     # Without tags, the last name remains unused.
     texts = dict(zip(COLUMNS, map(list, zip(*pairs, strict=True)), strict=False))
@@ -245,10 +223,7 @@ def source_prefixes(
 ) -> list[tuple[int, ...]]:
     """Prefix of each source: the tag of its target language, or nothing.
 
-    Args:
-        languages: One for each pair; None: the direction of the tokenizers.
-        num_pairs: Number of pairs.
-        tokenizers: Tokenizers of the pairs.
+    Without languages, the direction of the tokenizers counts.
 
     Raises:
         ValueError: If the tokenizer lacks a language, or has languages and none is given.

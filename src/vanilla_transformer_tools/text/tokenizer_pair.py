@@ -119,15 +119,7 @@ class TokenizerPair:
 
     @classmethod
     def of_model(cls, model: PreTrainedModel, source: PreTrainedTokenizerBase) -> Self:
-        """The tokenizers of a loaded model, whose folder has the target's if there is one.
-
-        Args:
-            model: From `from_pretrained`.
-            source: From the root of its folder.
-
-        Raises:
-            ValueError: As `from_pretrained` does.
-        """
+        """The tokenizers of a loaded model, whose folder has the target's if there is one."""
         config = model.config
         revision = getattr(config, "_commit_hash", None)
         return cls._beside(source, config.to_dict(), model.name_or_path, revision=revision)
@@ -195,12 +187,7 @@ class TokenizerPair:
     def between(
         self, source_language: str | None, target_language: str | None, defaults: GenerationConfig
     ) -> Self:
-        """These tokenizers, set up for one direction.
-
-        Args:
-            source_language: See `choose_languages`; None for a model without codes.
-            target_language: See `choose_languages`, or for a model with tags the name of one.
-            defaults: The model's generation config.
+        """These tokenizers, set up for one direction: by codes as `choose_languages`, or by a tag.
 
         Raises:
             ValueError: If a language is unknown, missing, or given to a model without languages.
@@ -221,13 +208,9 @@ class TokenizerPair:
         return type(self)(source, target, first_token=code)
 
     def check_tags(self, name: str) -> None:
-        """Rejects the tokenizers of a model for pairs that have a tag of their language each.
+        """Rejects the tokenizers of a model that name the languages of both sides, by codes.
 
-        Args:
-            name: Folder or Hub name of the model, for the error.
-
-        Raises:
-            ValueError: If they name the languages of both sides by codes.
+        Pairs with a tag each have one of the target.
         """
         if language_codes(self.source):
             raise ValueError(
@@ -238,11 +221,7 @@ class TokenizerPair:
             )
 
     def save_pretrained(self, folder: Path) -> None:
-        """Writes what `from_pretrained` reads.
-
-        Raises:
-            OSError: If the disk is full.
-        """
+        """Writes what `from_pretrained` reads."""
         with naming_full_disk(folder, "the tokenizer"):
             self.source.save_pretrained(folder)
         self.save_target(folder)

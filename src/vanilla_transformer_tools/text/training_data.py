@@ -45,18 +45,14 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
     depends only on its number, `seed`, `num_processes` and `process_index`. A run is resumed by
     skipping batches, whose pairs are read and tokenised again.
 
+    Arguments that are not listed are those of `TokenBatchSampler` and `tokenize_pairs`.
+
     Args:
         read: Begins a pass and yields pairs of text, the same at each call: source, target and,
             for several directions, the language of the target.
-        tokenizers: Of source and target.
-        max_length: Most tokens that a side keeps, `</s>` counted.
-        max_tokens: Most tokens that a batch costs, padding counted, over all processes together.
         buffer_size: Number of pairs in the buffers of all processes together. A larger one has less
             padding and mixes pairs from more distant places.
-        seed: Determines, together with the number of a buffer, its batches and their order.
         casing: Pairs that are changed, see `Casing`; None: none is.
-        num_processes: Number of processes that share the corpus.
-        process_index: Index of this process, counted from 0.
 
     Attributes:
         buffer_size: Number of pairs in a buffer of this process.
@@ -157,12 +153,7 @@ class TokenBatchStream(IterableDataset[list[dict[str, list[int]]]]):
 class CasedPairs(torch_data.Dataset[dict[str, list[int]]]):
     """Token ids of pairs of which each epoch changes some; replaces the dataset of `cached_ids`.
 
-    Args:
-        ids: Token ids of the pairs as they are.
-        pairs: Their text.
-        tokenizers: Tokenizers of source and target.
-        casing: What is changed.
-        max_length: Most tokens that a side keeps, `</s>` counted.
+    `ids` are those of the pairs as they are, `pairs` their text.
     """
 
     def __init__(
@@ -266,12 +257,6 @@ def build_data(
     Token ids are computed once, and kept for other runs (see `cached_ids`); or drawn again in each
     epoch, by BPE-dropout; or computed from a stream, whose numbers are measured on this process's
     share of the first buffer.
-
-    Args:
-        corpus: The text of the run.
-        tokenizers: The tokenizers of source and target.
-        settings: Kind of the data, longest side, budget of a batch, size of a buffer.
-        arguments: Seed and processes.
     """
     sampling: dict[str, Any] = {
         "max_tokens": settings.max_tokens_per_batch,
@@ -303,13 +288,7 @@ def build_data(
 def in_epochs(
     dataset: Dataset | SegmentedPairs | CasedPairs, sampler: TokenBatchSampler, truncated_pairs: int
 ) -> TrainingData:
-    """Tokenised pairs in the batches of a sampler.
-
-    Args:
-        dataset: Columns `input_ids` and `labels`.
-        sampler: Sampler of these pairs.
-        truncated_pairs: Number of pairs with a truncated side.
-    """
+    """Token ids of pairs in the batches of a sampler."""
     return TrainingData(
         dataset=dataset,
         batching={"batch_sampler": sampler},

@@ -16,10 +16,8 @@ def units_of_tokens(
 ) -> list[set[int]]:
     """Numbers of the units whose characters each token has; none for blanks and `</s>`.
 
-    Args:
-        offsets: Beginning and end of each token in the text.
-        text: Of the line.
-        units: The text with blanks between the units; None: its words are separated by blanks.
+    Offsets are beginning and end of each token in the text. `units` is the text with blanks between
+    the units; None: its words are separated by blanks.
 
     Raises:
         ValueError: If the units spell a different text.
@@ -39,10 +37,8 @@ def unknown_strings(
 ) -> Counter[str]:
     """Strings in `texts` that become `<unk>`, with the number of times each occurs.
 
-    Args:
-        tokenizer: A slow one, which knows no places in a text, gives whole words.
-        texts: Lines.
-        argument: Argument of the tokenizer for them: `text`, or `text_target`.
+    A slow tokenizer, which knows no places in a text, gives whole words. `text_target` as its
+    argument makes the texts those of a target.
     """
     counts: Counter[str] = Counter()
     remaining = iter(texts)

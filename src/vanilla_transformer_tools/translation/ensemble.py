@@ -11,10 +11,8 @@ from vanilla_transformer.search_vanilla_transformer import IncrementalDecoder
 class MeanDecoding:
     """Decodes with several models as one, by the mean of their probabilities.
 
-    Shapes: B sentences · P prompt · N hypotheses of a sentence · V vocabulary.
-
-    Args:
-        decodings: One of each model, all of the same sources.
+    There is a decoding of each model, all of the same sources. Shapes: B sentences · P prompt · N
+    hypotheses of a sentence · V vocabulary.
     """
 
     def __init__(self, decodings: list[IncrementalDecoder]) -> None:

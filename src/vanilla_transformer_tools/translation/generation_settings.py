@@ -94,15 +94,9 @@ def refuse_torch_only(
     what: str = "An export",
     instead: str = "use the engine `torch`",
 ) -> None:
-    """Rejects searches that an export, or an ensemble, cannot do.
+    """Rejects searches that an export, or whatever `what` names, cannot do.
 
-    Args:
-        generation_config: Generation config of the model.
-        what: Subject of the message, which cannot do them.
-        instead: Advice that the message ends with.
-
-    Raises:
-        ValueError: If there are such settings; the message names all.
+    The error names all such settings, and ends with `instead`.
     """
     if fields := torch_only(generation_config):
         raise ValueError(

@@ -61,11 +61,7 @@ class Job:
     is_complete: bool = False
 
     def run(self, translator: Translator, count: Callable[[Translation], None]) -> None:
-        """Translates, and writes each line as soon as it is done.
-
-        Args:
-            translator: Translator of the models of the settings.
-            count: Called with each translation.
+        """Translates, counts each translation, and writes each line as soon as it is done.
 
         Raises:
             ValueError: If the input has changed since this job was planned.
@@ -115,12 +111,9 @@ class Job:
 
 
 def tagged_lines(lines: Iterator[str], column: int, number: int) -> Iterator[tuple[str, str]]:
-    """Text and target language of lines that are separated by tabs.
+    """Text, in the first column, and target language of lines that are separated by tabs.
 
-    Args:
-        lines: The text is in the first column.
-        column: Column of the language, from 1.
-        number: Number of the first line, for the error.
+    Columns count from 1; `number` is that of the first line, for the error.
 
     Raises:
         ValueError: If a line has no such column, or nothing in it.
@@ -143,15 +136,7 @@ def translate_tagged(
     first_line: int,
     has_next: Callable[[], bool],
 ) -> Iterator[Translation]:
-    """Translations of lines into the language of each, in order.
-
-    Args:
-        translator: A translator of one of the languages.
-        rows: Text and target language of each line.
-        prefix: Text that every translation begins with.
-        first_line: Number of the first line, for warnings.
-        has_next: Whether another line is there now; if not, those before it need not wait.
-    """
+    """Translations of rows of text and target language, in order; see `Translator.translate`."""
     translators: dict[str, Translator] = {}
     for window in windows(rows, has_next, lambda row: len(row[0])):
         results: dict[str, Iterator[Translation]] = {}
@@ -170,11 +155,8 @@ def translate_tagged(
 def planned(settings: TranslateSettings, texts: list[str]) -> Iterator[Job]:
     """Opens the input and finds out how much of it is done; writes nothing yet.
 
-    Until the end of the block, no other translation writes to the output.
-
-    Args:
-        settings: Options of the command.
-        texts: Lines given as arguments instead of standard input.
+    `texts` are lines given as arguments instead of standard input. Until the end of the block, no
+    other translation writes to the output.
 
     Raises:
         ValueError: If a file is not UTF-8, or the output has text that is not of this job, or
@@ -253,11 +235,7 @@ def part_of(total: int, shard: str | None) -> range:
 
 
 def job_record(settings: TranslateSettings) -> dict[str, Any]:
-    """Everything that the lines of an output depend on, by their names in errors.
-
-    Raises:
-        OSError: If a file cannot be read.
-    """
+    """Everything that the lines of an output depend on, by their names in errors."""
     values = asdict(settings)
     values |= values.pop("search")
     record = {f"--{name}": values[name] for name in sorted(values.keys() - _FREE_SETTINGS)}
@@ -287,11 +265,7 @@ def record_path(output: Path) -> Path:
 
 
 def _continue(job: Job, output: Path, earlier: dict[str, Any] | None) -> None:
-    """Leaves out the lines that an interrupted run of the job has written.
-
-    Raises:
-        ValueError: If the output is not of this job.
-    """
+    """Leaves out the lines that an interrupted run of the job has written, if it was this job."""
     if earlier is None:
         raise ValueError(
             f"{str(output)!r} must have its record {record_path(output).name!r} next to it to be "
@@ -350,14 +324,10 @@ def written_lines(path: Path, settings: TranslateSettings) -> tuple[int, int]:
 def format_rows(
     translation: Translation, number: int, settings: TranslateSettings
 ) -> Iterator[str]:
-    """Output rows for one line of the input, without line ends.
+    """Output rows for line `number` of the input, counted from 1, without line ends.
 
-    Args:
-        translation: The best one, with its alternatives.
-        number: Number of the line in the input, counted from 1.
-        settings: With `scores` or several translations, a row has number, score and text,
-            separated by tabs, and blanks for the tabs of the text; with `details` it is one JSON
-            object with all translations.
+    With `scores` or several translations, a row has number, score and text, separated by tabs, and
+    blanks for the tabs of the text; with `details` it is one JSON object with all translations.
     """
     if settings.details:
         hypotheses = list(map(_describe, translation.ranked))

@@ -30,13 +30,9 @@ _NARROW = 256
 def training_defaults(model_name_or_path: str) -> dict[str, Any]:
     """Arguments of a `Translator` that follow from the record of a model's training.
 
-    Args:
-        model_name_or_path: Folder or Hub name.
-
-    Returns:
-        `max_source_length`, the training's `max_length`, None if there is no record;
-        `split_sentences`, whether its lines were single sentences; and `copy_without_letters`,
-        whether these nearly always had letters.
+    `max_source_length` is the training's `max_length`, None if there is no record;
+    `split_sentences` says whether its lines were single sentences, and `copy_without_letters`
+    whether these nearly always had letters.
 
     Raises:
         ValueError: If the record is damaged.
@@ -67,13 +63,8 @@ def load_engine(
 ) -> tuple[Engine, GenerationConfig]:
     """Loads what searches, onto a GPU if there is one, and the defaults of its searches.
 
-    Models of other classes search in our layers where these compute the same.
-
-    Args:
-        kind: Library that searches.
-        names: Folders or Hub names of the models; several are an ensemble.
-        dtype: Dtype of the weights while they are used; `auto`: as saved.
-        trust_remote_code: Runs the code in the folder of a model of another architecture.
+    Several names are an ensemble. Models of other classes search in our layers where these compute
+    the same. The dtype is that of the weights while they are used; `auto`: as saved.
 
     Raises:
         ValueError: If a model is not whole, or several are given to CTranslate2.

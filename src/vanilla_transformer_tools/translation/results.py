@@ -64,14 +64,9 @@ def translation_of(
     first: int,
     **fields: Any,
 ) -> Translation:
-    """The text of an output, in the white space of its source.
+    """The text of an output, in the white space of its source, with further fields.
 
-    Args:
-        hypothesis: The output.
-        source: Text of its source.
-        tokenizer: Tokenizer of the target.
-        first: Number of tokens at its beginning that are no text.
-        fields: Further fields of the translation.
+    The first tokens, as many as `first`, are no text.
     """
     text, replaced = _LINE_SEPARATORS.subn(" ", _decode(tokenizer, hypothesis.tokens[first:]))
     # Its blanks, without controls and marks; an argument may hold a line feed.

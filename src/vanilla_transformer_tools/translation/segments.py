@@ -122,12 +122,7 @@ def _unknown_in(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -
 
 
 def encode_prefix(prefix: str, tokenizer: PreTrainedTokenizerBase, number: int) -> list[int]:
-    """Ids that a translation begins with.
-
-    Args:
-        prefix: Text; a blank at its end is dropped.
-        tokenizer: Tokenizer of the target.
-        number: Number of the line, for the error.
+    """Ids that the translation of a line begins with; a blank at the end of the text is dropped.
 
     Raises:
         ValueError: If the vocabulary lacks a word of it.
@@ -219,11 +214,7 @@ def _end_of_fitting(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: i
 def with_prefixes(
     lines: Iterator[Text], prefixes: str | Iterable[str]
 ) -> Iterator[tuple[Text, str]]:
-    """Each line with its prefix.
-
-    Args:
-        lines: Text.
-        prefixes: One for all lines, or one for each.
+    """Each line with its prefix: one for all lines, or one for each.
 
     Raises:
         ValueError: After the last pair, if there are more lines than prefixes, or fewer.

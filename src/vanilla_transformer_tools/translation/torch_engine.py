@@ -52,10 +52,6 @@ USUAL_POSITIONS = 512
 class TorchEngine:
     """Searches with the plugin's own search, and with `generate` for models of other classes.
 
-    Attributes:
-        name: Name in records of results.
-        vocab_size: Size of the target vocabulary.
-
     Args:
         models: A sequence-to-sequence model in any dtype, on any device. Several vanilla
             Transformers with the same vocabularies are an ensemble. It searches by the mean of
@@ -301,11 +297,7 @@ class TorchEngine:
             yield ForcedPass(scores[: len(target)], positions[: len(target)])
 
     def check_lengths(self, rows: list[list[int]]) -> None:
-        """Rejects ids for which the model has no positions.
-
-        Raises:
-            ValueError: If a row is longer.
-        """
+        """Rejects ids for which the model has no positions."""
         longest = max(map(len, rows), default=0)
         if longest > self.last_position:
             raise ValueError(

@@ -219,14 +219,7 @@ class Translator:
         return cls(loaded, tokenizers.source, **settings)
 
     def changed(self, **settings: Any) -> Self:
-        """A translator with the same engine and with other settings.
-
-        Args:
-            settings: Arguments of the class that differ.
-
-        Raises:
-            ValueError: As the class does.
-        """
+        """A translator with the same engine, in which these arguments of the class differ."""
         kept = ["search", "target_tokenizer", "source_language", "target_language"]
         kept += ["generation_config", "max_source_length", "split_sentences"]
         kept += ["copy_without_letters", "details"]
