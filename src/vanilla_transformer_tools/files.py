@@ -87,10 +87,6 @@ def read_lines(path: str | os.PathLike[str], *, may_be_empty: bool = False) -> I
 def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterator[str]:
     """The text of lines, without their line ends and a byte order mark at the beginning.
 
-    Args:
-        lines: With their line ends.
-        path: Where the lines come from, as errors name it.
-
     Raises:
         ValueError: If they are not UTF-8; the message names the bad byte. Or if a line is longer
             than `LONGEST_LINE`.
@@ -122,11 +118,7 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
 
 
 def parse_yaml(text: str, loader: type[Any] = yaml.SafeLoader) -> Any:
-    """The value of a YAML text.
-
-    Args:
-        text: One document.
-        loader: Class that decides on the types of values; none of them may run code.
+    """The value of a YAML text; the loader decides on the types of values, and runs no code.
 
     Raises:
         ValueError: If the text is not YAML.
@@ -169,11 +161,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> Path:
 def new_folder(folder: Path, noun: str) -> Iterator[Path]:
     """Where to make a folder that appears, whole, at the end of the block.
 
-    Weights get the mode of other new files.
-
-    Args:
-        folder: The folder.
-        noun: What it is, such as `export`, for errors.
+    Weights get the mode of other new files. Errors call the folder by a noun, such as `export`.
 
     Raises:
         FileExistsError: If there is something at `folder`, before the block or after it.
@@ -208,12 +196,8 @@ def _check_absent(folder: Path) -> None:
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder that only this user may read; it is deleted at the end.
 
-    Its name holds the machine and the process that made it.
-
-    Args:
-        parent: Where it is made.
-        prefix: Beginning of its name. Those of this prefix and machine whose process has ended are
-            deleted.
+    Its name holds the machine and the process that made it. Those of the same prefix and machine,
+    whose process has ended, are deleted.
     """
     made = re.compile(rf"{re.escape(prefix)}{_HOST}-(\d+)-\w{{8}}")
     with suppress(OSError):
@@ -235,12 +219,8 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 def locked(lock: Path, fault: str) -> Iterator[None]:
     """Holds a lock, which ends with the process however that ends.
 
-    Args:
-        lock: The lock's own file.
-        fault: Error message if another process holds the lock.
-
     Raises:
-        ValueError: If another process holds it.
+        ValueError: If another process holds it; the message is `fault`.
     """
     try:
         with FileLock(lock, timeout=0):
@@ -255,12 +235,7 @@ def locked(lock: Path, fault: str) -> Iterator[None]:
 
 @contextmanager
 def naming_full_disk(folder: Path, purpose: str, hint: str = "Make room there.") -> Iterator[None]:
-    """Names the folder that had no room, which system errors do not.
-
-    Args:
-        folder: Where something is written.
-        purpose: Description of it.
-        hint: Advice for users.
+    """Names the folder that had no room, and what for, which system errors do not.
 
     Raises:
         OSError: With the number of the fault, if the disk is full or a quota or limit is reached.
@@ -312,36 +287,11 @@ def checksum_of_all(files: Iterable[Path]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def names_below(folder: Path) -> list[str]:
-    """Paths of all files and links in a folder and its folders, relative to it, in order."""
-    files = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
-    return sorted(path.relative_to(folder).as_posix() for path in files)
-
-
 def share_weights(folder: Path) -> None:
     """Gives weights the mode of other new files; safetensors lets only their owner read them."""
     os.umask(mask := os.umask(0))
     for file in folder.rglob("*.safetensors"):
         file.chmod(0o666 & ~mask)
-
-
-def mark_used(entry: Path) -> None:
-    """Keeps an entry of a cache among those that were used last."""
-    # In a folder of several users, it may be somebody else's.
-    with suppress(OSError):
-        os.utime(entry)
-
-
-def delete_oldest(entries: Iterable[Path], kept: int) -> None:
-    """Deletes the entries of a cache that were not used for longest.
-
-    Args:
-        entries: Files or folders of the cache.
-        kept: Number of entries that stay.
-    """
-    with suppress(OSError):
-        for old in sorted(entries, key=lambda entry: entry.stat().st_mtime, reverse=True)[kept:]:
-            delete(old)
 
 
 def delete(path: Path) -> None:

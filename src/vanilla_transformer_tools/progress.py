@@ -17,11 +17,7 @@ SECONDS_BETWEEN_REPORTS = 60
 def bar_on_terminal(label: str, total: int | None, details: str, done: int = 0) -> Iterator[tqdm]:
     """A bar in the last line of the terminal; printed and logged lines appear above it.
 
-    Args:
-        label: Name of the activity.
-        total: Number of units; None: unknown, and then there is a count without a bar.
-        details: Text after the count, in tqdm's format.
-        done: Number of units done before.
+    Without a total there is a count. After it come the details, in tqdm's format.
     """
     count = "{desc} |{bar}| {n:,}/{total:,}" if total else "{desc} {n:,}"
     with (
@@ -47,14 +43,7 @@ def line_progress(
 ) -> Iterator[Callable[[], Any]]:
     """Counts lines on standard error: in a bar on a terminal, otherwise in a report a minute.
 
-    Args:
-        label: Name of the activity.
-        total: Number of lines; None: unknown.
-        done: Number of lines done before.
-        is_shown: False: nothing is printed.
-
-    Yields:
-        A function to be called after each line.
+    Yields a function to be called after each line. The total may be unknown.
     """
     left = ", {remaining} left" if total else ""
     if not is_shown:
@@ -95,11 +84,6 @@ class _Reports(tqdm):
 
     def close(self) -> None:
         """Prints nothing more."""
-
-
-def duration(seconds: float) -> str:
-    """Minutes and seconds, with hours if there are any: `02:05`, `1:02:05`."""
-    return tqdm.format_interval(seconds)
 
 
 @contextmanager

@@ -12,11 +12,7 @@ from transformers import TrainerState
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.training import finish
 from vanilla_transformer_tools.training.checkpoints import MovingAverage, close_checkpoint
-from vanilla_transformer_tools.training.finish import (
-    average_checkpoints,
-    choose_weights,
-    put_weights,
-)
+from vanilla_transformer_tools.training.finish import average_checkpoints, choose_weights
 from vanilla_transformer_tools.training.ranking import Ranking
 
 from ..support.training_runs import flip_bit
@@ -106,8 +102,8 @@ def choose(tmp_path):
         )
         scores_of_mean = {metric: mean[0], "loss": mean[1]}
         trainer = OneWeightTrainer(plan, tmp_path, log, scores_of_mean, metric)
-        outcome = choose_weights(trainer, **changes)
-        return outcome.weights, trainer.model.weight.item(), trainer.evaluated
+        chosen = choose_weights(trainer, **changes)
+        return chosen.name, trainer.model.weight.item(), trainer.evaluated
 
     return run
 
@@ -168,18 +164,6 @@ def test_start_is_a_candidate(choose, monkeypatch):
     # Random weights are none.
     ranking = Ranking(SimpleNamespace(metric_for_best_model="loss", greater_is_better=False))
     assert not ranking.evaluations(TrainerState(log_history=[{"step": 0, "eval_loss": 0.1}]))
-
-
-@pytest.mark.parametrize("given", ["a.weight", "b.weight"])
-def test_weights_of_tied_layers_are_put_under_any_name_and_others_stay(given):
-    model = nn.ModuleDict({name: nn.Linear(1, 1) for name in "abc"})
-    model["b"].weight = model["a"].weight
-    before = model["c"].weight.item()
-
-    put_weights(model, {given: torch.full((1, 1), 7.0)})
-
-    assert model["a"].weight is model["b"].weight
-    assert (model["a"].weight.item(), model["c"].weight.item()) == (7, before)
 
 
 # The best evaluation

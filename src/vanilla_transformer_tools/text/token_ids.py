@@ -27,13 +27,7 @@ from datasets import Dataset, Features, List, Value
 
 from vanilla_transformer.text_vanilla_transformer import as_source, without_blank_ends
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer_tools.files import (
-    CACHE_VARIABLE,
-    delete_oldest,
-    mark_used,
-    naming_full_disk,
-    scratch_folder,
-)
+from vanilla_transformer_tools.files import CACHE_VARIABLE, naming_full_disk, scratch_folder
 from vanilla_transformer_tools.text.casing import Casing
 from vanilla_transformer_tools.text.languages import end_length, language_prefix
 from vanilla_transformer_tools.text.parallel_text import (
@@ -123,8 +117,12 @@ def cached_ids(
                 _map(pairs, tokenizers, max_length, cache_file_name=str(new), **how)
                 os.replace(new, file)
         ids = Dataset.from_file(str(file))
-    mark_used(file)
-    delete_oldest(folder.glob("*.arrow"), MOST_ENTRIES)
+    # In a folder of several users, an entry may be somebody else's.
+    with suppress(OSError):
+        os.utime(file)
+    with suppress(OSError):
+        for old in sorted(folder.glob("*.arrow"), key=os.path.getmtime)[:-MOST_ENTRIES]:
+            old.unlink()
     return _count_truncated(ids)
 
 

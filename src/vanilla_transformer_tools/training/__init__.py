@@ -54,10 +54,10 @@ def train(*, quiet: bool = False, **options: Any) -> Trained:
         )
     given = {name: options[name] for name in ours & options.keys()}
     if isinstance(config := given.get("config"), dict):
-        words = (
-            value if isinstance(value, str) else json.dumps(value) for value in config.values()
-        )
-        given["config"] = [f"{name}={word}" for name, word in zip(config, words, strict=True)]
+        given["config"] = [
+            f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in config.items()
+        ]
     settings = TrainSettings(**given)
     of_trainer = {name: options[name] for name in theirs & options.keys()}
     defaults = recipe(settings) | {"disable_tqdm": quiet}

@@ -25,13 +25,7 @@ from vanilla_transformer_tools.training.trainer import TokenBatchTrainer, limit_
 def build(plan: RunPlan, corpus: Corpus, start: Start) -> TokenBatchTrainer:
     """Makes or loads tokenizers, model and batches of a run.
 
-    Args:
-        plan: Plan of the run.
-        corpus: The text of the run.
-        start: What the run takes over; its model is changed in place.
-
-    Returns:
-        The trainer; its plan has batches that fit the memory of a GPU.
+    The model of `start` is changed in place. The trainer's plan has batches that fit the memory.
 
     Raises:
         ValueError: If model, tokenizers and checkpoint do not fit together.
@@ -56,12 +50,7 @@ def build(plan: RunPlan, corpus: Corpus, start: Start) -> TokenBatchTrainer:
 
 
 def fitted(tokens: int, with_batches: Callable[[int], TokenBatchTrainer]) -> TokenBatchTrainer:
-    """The trainer with the largest batches that fit the memory of all GPUs.
-
-    Args:
-        tokens: Tokens of a batch that is not to be exceeded.
-        with_batches: Makes a trainer whose batches have a number of tokens.
-    """
+    """The trainer with the largest batches, up to `tokens`, that fit the memory of all GPUs."""
 
     @find_executable_batch_size(starting_batch_size=tokens)
     def fitting(batch_size: int) -> TokenBatchTrainer:

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
-from vanilla_transformer_tools.files import (
-    locked,
-    names_below,
-    scratch_folder,
-    share_weights,
-    write_lines,
-)
+from vanilla_transformer_tools.files import locked, scratch_folder, share_weights, write_lines
 from vanilla_transformer_tools.saved_folder import (
     CARD_FILE,
     FILES_FILE,
@@ -66,23 +60,16 @@ _LOCK_FILE = ".lock"
 
 
 def close_checkpoint(folder: Path) -> None:
-    """Lists the files of a checkpoint with sizes and checksums, which declares it whole.
-
-    Args:
-        folder: Folder of the checkpoint, with all its other files.
-    """
+    """Lists the files of a checkpoint with sizes and checksums, which declares it whole."""
     share_weights(folder)
-    names = [name for name in names_below(folder) if name != FILES_FILE]
-    write_lines(folder / FILES_FILE, [json.dumps(describe_files(folder, names), indent=2)])
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != FILES_FILE)
+    described = describe_files(folder, (file.relative_to(folder).as_posix() for file in files))
+    write_lines(folder / FILES_FILE, [json.dumps(described, indent=2)])
 
 
 @contextmanager
 def failed_writes_named(folder: Path) -> Iterator[None]:
-    """Raises an `OSError` where a library raises another error for a failed write.
-
-    Args:
-        folder: Where they write.
-    """
+    """Raises an `OSError` where a library raises another error for a failed write."""
     try:
         yield
     except Exception as error:
@@ -112,13 +99,6 @@ def with_intact_weights(checkpoints: Sequence[Path]) -> list[Path]:
         else:
             intact.append(checkpoint)
     return intact
-
-
-def delete_unclosed(folder: Path) -> None:
-    """Removes checkpoints whose saving was interrupted."""
-    for checkpoint in _checkpoints(folder):
-        if not (checkpoint / FILES_FILE).is_file():
-            shutil.rmtree(checkpoint)
 
 
 def delete_oldest(last: Path, limit: int | None, best: Path | None) -> None:
@@ -260,10 +240,9 @@ def check_free(folder: Path) -> None:
         ValueError: If there are any.
         OSError: If it cannot be made.
     """
-    try:
-        run = _record(folder)
-    except ValueError:
-        run = {}
+    run: dict[str, Any] = {}
+    with suppress(ValueError, OSError):
+        run = read_object(folder / RUN_FILE)
     is_abandoned = "settings" in run and "weights" not in run
     checkpoints = (
         closed_checkpoints(folder)
@@ -294,11 +273,6 @@ def check_free(folder: Path) -> None:
         ) from error
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    file = folder / RUN_FILE
-    return read_object(file) if file.is_file() else {}
-
-
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Locks a folder, created if absent, for this process; killing the process frees it.
@@ -321,11 +295,7 @@ def opened_run(
 ) -> Iterator[None]:
     """Claims the folder of a run, and writes the facts that are known before training.
 
-    Args:
-        folder: Folder of the run.
-        checkpoint: Checkpoint from which it is resumed; None for a new run.
-        record: What `run.json` says before the first update.
-        corpus: The text, whose dropped pairs are listed.
+    They are the record, `run.json`, and the pairs that the filters dropped.
     """
     is_main = PartialState().is_main_process
     with claimed(folder) if is_main else nullcontext():
@@ -333,7 +303,9 @@ def opened_run(
             if not checkpoint:
                 # Another run may have finished here while the pairs were read.
                 check_free(folder)
-            delete_unclosed(folder)
+            # Their saving was interrupted.
+            for unclosed in {*_checkpoints(folder)} - {*closed_checkpoints(folder)}:
+                shutil.rmtree(unclosed)
             write_run(folder, record)
             corpus.filtered.write_dropped(folder)
         yield

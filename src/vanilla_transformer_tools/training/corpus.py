@@ -35,14 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 def sample(size: int, most: int) -> list[int]:
-    """Rows from all over a corpus, in order: one drawn from each of `most` equal parts.
+    """Rows from all over a corpus of `size` rows, in order: one from each of `most` equal parts.
 
     So each file and each part of a file has its share, also where languages alternate. A corpus of
     a size always has the same sample.
-
-    Args:
-        size: Number of rows.
-        most: Number of rows of the sample; all rows if there are no more.
     """
     if size <= most:
         return list(range(size))
@@ -52,12 +48,7 @@ def sample(size: int, most: int) -> list[int]:
 
 
 def validation_sample(pairs: Dataset, most: int | None) -> Dataset:
-    """Validation pairs that are scored: all, or a sample in which each language has its share.
-
-    Args:
-        pairs: With a column `tag` if the run has several languages.
-        most: Number of pairs of the sample; None: all.
-    """
+    """Validation pairs that are scored: all, or a sample in which each language has its share."""
     if most is None or len(pairs) <= most:
         return pairs
     rows = np.arange(len(pairs))
@@ -99,10 +90,7 @@ class Facts:
 def look_at(corpus: Corpus, settings: TrainSettings, previous: Mapping[str, Any]) -> Facts:
     """Facts of the text of a run; a stream shows only its first pairs.
 
-    Args:
-        corpus: The text.
-        settings: Settings of the run.
-        previous: Record of a run that is resumed, whose BLEU tokenizer stays; empty for a new one.
+    The BLEU tokenizer of a run that is resumed stays.
     """
     pairs = corpus.filtered.kept
     lines = pairs.select(sample(len(pairs), _LINES))["source"][:]

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
-from torch import Tensor, nn
-from transformers import TrainerCallback
+from torch import Tensor
+from transformers import PrinterCallback, TrainerCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vanilla_transformer.tokenization_vanilla_transformer import language_tags
@@ -39,22 +40,14 @@ from vanilla_transformer_tools.training.checkpoints import (
     with_intact_weights,
 )
 from vanilla_transformer_tools.training.ranking import metric_of
-from vanilla_transformer_tools.training.reports import progress_shown
+from vanilla_transformer_tools.training.reports import Progress
 from vanilla_transformer_tools.training.schedule import Schedule, StoppedBySignalError
 from vanilla_transformer_tools.training.trainer import DivergedError, TokenBatchTrainer
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a run: where its weights come from, and their validation scores."""
-
-    weights: str
-    scores: dict[str, Any] | None = None
-
-
 @dataclass
 class Candidate:
-    """Weights that a run may end with.
+    """Weights that a run may end with, or that it has ended with.
 
     Attributes:
         name: Human-readable description.
@@ -69,27 +62,30 @@ class Candidate:
 
 def finished(
     trainer: TokenBatchTrainer, schedule: Schedule, log: TrainerCallback
-) -> tuple[Outcome, BaseException | None]:
+) -> tuple[Candidate, BaseException | None]:
     """Trains, and puts the best weights into the model.
 
-    Returns their description, and what ended the run early: a signal, divergence, or None.
+    Returns them, and what ended the run early: a signal, divergence, or None.
     """
     plan = trainer.plan
+    for theirs in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
+        trainer.remove_callback(theirs)
     trainer.add_callback(log)
     trainer.add_callback(schedule)
     try:
-        with progress_shown(trainer, schedule), failed_writes_named(plan.folder):
+        with ExitStack() as stack, failed_writes_named(plan.folder):
+            trainer.add_callback(Progress(trainer.data, schedule, stack))
             if not _is_over(trainer, schedule):
                 trainer.train(resume_from_checkpoint=plan.checkpoint and str(plan.checkpoint))
             trainer.check_weights()
             interrupted = schedule.is_interrupted(trainer.args)
-            outcome = choose_weights(trainer, compares=not interrupted)
+            chosen = choose_weights(trainer, compares=not interrupted)
     except StoppedBySignalError as error:
         trainer.check_weights()
-        return Outcome("last update"), error
+        return Candidate("last update", trainer.model.state_dict), error
     except DivergedError as error:
         return back_to_last_checkpoint(trainer, error)
-    return outcome, StoppedBySignalError(schedule.signum) if schedule.interrupted else None
+    return chosen, StoppedBySignalError(schedule.signum) if schedule.interrupted else None
 
 
 def _is_over(trainer: TokenBatchTrainer, schedule: Schedule) -> bool:
@@ -103,13 +99,13 @@ def _is_over(trainer: TokenBatchTrainer, schedule: Schedule) -> bool:
     is_over |= patience is not None and trainer.ranking.since_best(state) >= patience
     if is_over:
         trainer.state = state
-        put_weights(trainer.model, average_checkpoints([plan.checkpoint]))
+        trainer.model.load_state_dict(average_checkpoints([plan.checkpoint]), strict=False)
         if trainer.moving_average:
             trainer.moving_average.on_train_begin(trainer.args, state, model=trainer.model)
     return is_over
 
 
-def choose_weights(trainer: TokenBatchTrainer, *, compares: bool = True) -> Outcome:
+def choose_weights(trainer: TokenBatchTrainer, *, compares: bool = True) -> Candidate:
     """Puts the best candidate into the model.
 
     Each candidate takes the place of those before it if it is better in score or loss. Without
@@ -126,14 +122,15 @@ def choose_weights(trainer: TokenBatchTrainer, *, compares: bool = True) -> Outc
     for candidate in others if compares else ():
         if chosen.scores is None or _is_better(candidate, chosen, trainer):
             chosen = candidate
-    put_weights(trainer.model, chosen.load())
-    return Outcome(chosen.name, chosen.scores)
+    # Of tied weights, any name will do.
+    trainer.model.load_state_dict(chosen.load(), strict=False)
+    return chosen
 
 
 def _is_better(candidate: Candidate, other: Candidate, trainer: TokenBatchTrainer) -> bool:
     """Whether a candidate is better than one with scores; evaluates it, and prints both."""
     if candidate.scores is None:
-        put_weights(trainer.model, candidate.load())
+        trainer.model.load_state_dict(candidate.load(), strict=False)
         candidate.scores = {
             name.removeprefix("mean_"): value
             for name, value in trainer.evaluate(metric_key_prefix="mean").items()
@@ -190,30 +187,11 @@ def _best(trainer: TokenBatchTrainer, last: Candidate) -> Candidate | None:
     return None
 
 
-def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copies weights into a model.
-
-    Args:
-        model: Weights that are not given stay.
-        weights: By name; of tied ones, any name will do.
-    """
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if name in weights:
-                tensor.copy_(weights[name])
-
-
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """Mean of the weights of several checkpoints of one run.
+    """Mean of the weights of several checkpoints of one run, by name, in the dtype of its files.
 
     The files are read one tensor at a time, so no whole checkpoint is in memory next to the result.
     Tied tensors occur once in a file and once in the result.
-
-    Args:
-        checkpoints: One folder or more with safetensors, sharded or not.
-
-    Returns:
-        The weights by name, each in the dtype of its file.
     """
     with ExitStack() as stack:
         models = [_open(folder, stack) for folder in checkpoints]
@@ -237,7 +215,7 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
 
 def back_to_last_checkpoint(
     trainer: TokenBatchTrainer, error: DivergedError
-) -> tuple[Outcome, DivergedError]:
+) -> tuple[Candidate, DivergedError]:
     """Loads the last finite weights of a run that diverged; returns them and the error to raise."""
     folder = Path(trainer.args.output_dir)
     advice = (
@@ -257,10 +235,12 @@ def back_to_last_checkpoint(
             f"{advice}."
         ) from error
     last = checkpoints[-1]
-    put_weights(trainer.model, average_checkpoints([last]))
+    weights = average_checkpoints([last])
+    trainer.model.load_state_dict(weights, strict=False)
     trainer.state = read_state(last)
     scores = trainer.ranking.of_update(trainer.state, trainer.state.global_step)
-    return Outcome(f"{last.name}, before training diverged", scores), DivergedError(
+    name = f"{last.name}, before training diverged"
+    return Candidate(name, lambda: weights, scores), DivergedError(
         f"Training diverged: {error}. {folder} holds the weights of {last.name}, the last finite "
         f"ones. {advice}, from here with --init_from {folder}."
     )
@@ -269,7 +249,7 @@ def back_to_last_checkpoint(
 def results(
     trainer: TokenBatchTrainer,
     filtered: FilteredPairs,
-    outcome: Outcome,
+    chosen: Candidate,
     minutes: float,
     interruption: BaseException | None,
 ) -> dict[str, Any]:
@@ -280,13 +260,13 @@ def results(
         "target_languages": list(language_tags(trainer.tokenizers.source)),
         "trained_parameters": trainer.model.num_parameters(only_trainable=True),
         "updates": trainer.state.global_step,
-        "weights": outcome.weights,
+        "weights": chosen.name,
         "minutes": round(minutes, 1),
         "interrupted": isinstance(interruption, StoppedBySignalError),
     }
 
 
-def save_folder(trainer: TokenBatchTrainer, run: Mapping[str, Any], outcome: Outcome) -> None:
+def save_folder(trainer: TokenBatchTrainer, run: Mapping[str, Any], chosen: Candidate) -> None:
     """Writes the model's folder; each file appears whole or not at all."""
     if not trainer.is_world_process_zero():
         return
@@ -311,10 +291,10 @@ def save_folder(trainer: TokenBatchTrainer, run: Mapping[str, Any], outcome: Out
         # Earlier scores are of the weights, or of the vocabulary, that have just been replaced.
         forget_results(folder)
     # The card has no row for a loss alone.
-    if outcome.scores and trainer.compute_metrics:
+    if chosen.scores and trainer.compute_metrics:
         beams = trainer.args.generation_num_beams or 1
         search = f"beam {beams}" if beams > 1 else "greedy"
-        how = {"search": f"{search}, {outcome.weights}"}
-        record_results(folder, VALIDATION, outcome.scores | how)
+        how = {"search": f"{search}, {chosen.name}"}
+        record_results(folder, VALIDATION, chosen.scores | how)
     else:
         write_model_card(folder)

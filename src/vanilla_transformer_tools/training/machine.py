@@ -37,11 +37,7 @@ def with_precision(
 ) -> Seq2SeqTrainingArguments:
     """A copy of the arguments; bf16 is on where a CPU multiplies faster in it.
 
-    Args:
-        arguments: Trainer's arguments, which stay as they are.
-        previous: Record of a run that is resumed, which keeps what it began with: a busy machine
-            might measure otherwise.
-        given: Names of the options that the user gave.
+    A run that is resumed keeps what is in its record: a busy machine might measure otherwise.
     """
     arguments = copy.copy(arguments)
     is_chosen = {"bf16", "fp16"} & set(given) or arguments.bf16 or arguments.fp16

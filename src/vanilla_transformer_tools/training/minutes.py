@@ -72,11 +72,6 @@ _CPU = _Device(4096, {"tiny": 1, "small": 24, "base": 34, "big": 136})
 _GPU = _Device(32_768, {"tiny": 1, "small": 6, "base": 9, "big": 16})
 
 
-def _device(name: str) -> _Device:
-    """The kind of a type of device; every one but a CPU counts as a GPU."""
-    return _CPU if name == "cpu" else _GPU
-
-
 @dataclass(frozen=True)
 class CorpusStats:
     """Statistics of text and machine for the rules.
@@ -120,6 +115,11 @@ class CorpusStats:
     batches_per_update: int = 1
 
     @property
+    def kind(self) -> _Device:
+        """The kind of the device; every one but a CPU counts as a GPU."""
+        return _CPU if self.device == "cpu" else _GPU
+
+    @property
     def is_copied(self) -> bool:
         """Whether much of the targets is copied, piece by piece, and not learned by heart."""
         return self.copied_words >= _SHARE_THAT_COPIES
@@ -136,18 +136,13 @@ class CorpusStats:
         preset = chosen["preset"]
         size = _size(preset, tuple(chosen["config"]))
         layers = size.layers / _size("tiny", ()).layers
-        cost = _device(self.device).costs[preset] * size.weights / _size(preset, ()).weights
+        cost = self.kind.costs[preset] * size.weights / _size(preset, ()).weights
         fixed = _HOST_IN_TRAINING * self.seconds_per_batch * layers
         return 60 * self.minutes * _FOR_UPDATES / (fixed + tokens * cost / self.speed)
 
-    @property
-    def largest_batch(self) -> int:
-        """Tokens of the largest batch for this device."""
-        return _device(self.device).largest_batch
-
     def passes(self, chosen: Mapping[str, Any]) -> float:
         """Passes over the corpus that the minutes allow, with the largest batches."""
-        tokens = chosen["max_tokens_per_batch"] or self.largest_batch
+        tokens = chosen["max_tokens_per_batch"] or self.kind.largest_batch
         pairs = tokens * self.batches(chosen, tokens) / self.tokens_per_pair(chosen)
         return pairs / self.pairs
 
@@ -176,14 +171,7 @@ def _size(preset: PresetName, config: tuple[str, ...]) -> _Size:
 
 
 def look(minutes: float, speed: Speed, arguments: TrainingArguments, pairs: Dataset) -> CorpusStats:
-    """Looks at pairs from all over the corpus.
-
-    Args:
-        minutes: Length of the run.
-        speed: How fast `tiny` trains here.
-        arguments: Trainer's arguments.
-        pairs: The corpus.
-    """
+    """Looks at pairs from all over the corpus."""
     words: Counter[str] = Counter()
     lengths, copied, long_words, both_cases = [], 0, 0, 0
     has_case = {"lower": False, "upper": False}
@@ -200,6 +188,7 @@ def look(minutes: float, speed: Speed, arguments: TrainingArguments, pairs: Data
             long_words += len(long)
     table = np.array(lengths)
     means = table.mean(axis=0)
+    cases = [case for case, is_there in has_case.items() if is_there]
     return CorpusStats(
         minutes=minutes,
         speed=speed.tokens_per_second,
@@ -215,16 +204,10 @@ def look(minutes: float, speed: Speed, arguments: TrainingArguments, pairs: Data
         occurrences=words.total() / max(1, len(words)),
         copied_words=copied / max(1, long_words),
         both_cases=both_cases / len(lengths),
-        source_case=_only(has_case),
+        source_case=cases[0] if len(cases) == 1 else "mixed",
         seconds_per_batch=speed.seconds_per_batch,
         batches_per_update=arguments.gradient_accumulation_steps,
     )
-
-
-def _only(has_case: Mapping[str, bool]) -> str:
-    """The case that text has, if it is only one."""
-    cases = [case for case, is_there in has_case.items() if is_there]
-    return cases[0] if len(cases) == 1 else "mixed"
 
 
 @dataclass(frozen=True)
@@ -254,11 +237,7 @@ def decide(
 ) -> tuple[Decision, ...]:
     """Choices of the rules for the options that were not given.
 
-    Args:
-        stats: Statistics of text and machine.
-        settings: Settings of the user, and defaults.
-        tokenizers: Saved tokenizers that the run takes over; None: it learns its own.
-        given: Names of the options that the user gave.
+    The run learns its own tokenizers, unless it takes saved ones over.
     """
     taken = _taken(settings, given)
     chosen, decisions = asdict(settings), []
@@ -382,7 +361,7 @@ def _of_batches(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choi
 
 def _is_worth_doubling(stats: CorpusStats, chosen: Mapping[str, Any], batch: int) -> bool:
     """Whether a batch of twice the tokens leaves enough updates, or takes hardly longer."""
-    if 2 * batch > stats.largest_batch:
+    if 2 * batch > stats.kind.largest_batch:
         return False
     updates = stats.updates(chosen, 2 * batch)
     return updates >= min(_MANY_UPDATES, _NEARLY_AS_MANY * stats.updates(chosen, batch))
@@ -407,13 +386,7 @@ def _of_updates(stats: CorpusStats, chosen: Mapping[str, Any]) -> Iterator[_Choi
 def decisions_on_record(
     previous: Mapping[str, Any], settings: TrainSettings, given: Collection[str]
 ) -> tuple[Decision, ...]:
-    """Decisions for the run that is resumed, but for the options that it is given now.
-
-    Args:
-        previous: Record of the run.
-        settings: Settings of the user, and defaults.
-        given: Names of the options that the user gave.
-    """
+    """Decisions in the record of a run that is resumed, but for options that are given now."""
     taken, recorded = _taken(settings, given), previous.get("decisions", [])
     return tuple(Decision(**each) for each in recorded if each["option"] not in taken)
 

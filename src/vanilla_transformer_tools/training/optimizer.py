@@ -123,10 +123,8 @@ def orthogonalized(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 def muon_and_adam(trainer: Trainer) -> MuonAndAdam:
     """The optimizer of `--optimizer muon`, with Trainer's rate, weight decay and options of Adam.
 
-    Tables have twice the rate, and only the matrices of the layers have weight decay.
-
-    Args:
-        trainer: A trainer whose model is on its device.
+    Tables have twice the rate, and only the matrices of the layers have weight decay. The model is
+    on its device.
 
     Raises:
         ValueError: If all matrices are frozen.

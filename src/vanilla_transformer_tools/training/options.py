@@ -200,10 +200,7 @@ def new_config(
 ) -> VanillaTransformerConfig:
     """The config of a new model, whose vocabularies are as large as they may become.
 
-    Args:
-        settings: Settings of the run.
-        saved: Config of the model of --tokenizer, which decides on vocabularies; None: the
-            settings do.
+    The config of the model of --tokenizer, if it was saved with one, decides on them.
 
     Raises:
         ValueError: If --config contradicts the vocabulary of --tokenizer.

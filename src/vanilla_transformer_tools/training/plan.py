@@ -127,31 +127,30 @@ def plan_run(
     previous: Mapping[str, Any] | None = None,
     given: Collection[str] = (),
 ) -> RunPlan:
-    """Decides a run.
+    """Decides a run, and leaves settings and arguments as they are.
 
-    Args:
-        settings: Settings of the user, and defaults; checked.
-        arguments: Trainer's arguments, which stay as they are.
-        facts: What the text shows.
-        stats: For the rules of `--minutes`; not needed for a run that is resumed.
-        start: What the run takes over from a saved model.
-        checkpoint: Folder to resume from; None for a new run.
-        previous: Record of the run that is resumed.
-        given: Names of the options that the user gave, which no rule changes.
+    The rules of `--minutes` need `stats`, unless the run is resumed: then the record of the
+    `previous` one decides. They change no option whose name is in `given`.
 
     Raises:
         ValueError: If the model has no positions for the longest pairs.
     """
     previous, arguments = previous or {}, copy.copy(arguments)
     decisions: tuple[Decision, ...] = ()
-    if stats and not checkpoint:
+    if stats:
         decisions = decide(stats, settings, start.tokenizers, given)
     elif settings.minutes is not None:
         decisions = decisions_on_record(previous, settings, given)
     settings = with_decisions(decisions, settings, arguments, given)
     config = start.config if start.model and start.config else new_config(settings, start.config)
-    _check_positions(settings.max_length, config.last_position)
-    _choose_metric(arguments)
+    if settings.max_length > (last := config.last_position):
+        raise ValueError(
+            f"--max_length {settings.max_length} is longer than the learned positions, which end "
+            f"after {last} tokens. Give --max_length {last}, or, for a new model, more positions: "
+            "--config max_position_embeddings=N."
+        )
+    if kind := METRICS.get(metric_of(arguments)):
+        arguments.greater_is_better = not kind.is_error_rate
     known = previous.get("settings", {}).get("max_tokens_per_batch")
     tokens, reason = settings.max_tokens_per_batch or known, ""
     if not tokens:
@@ -170,14 +169,7 @@ def with_decisions(
     arguments: TrainingArguments,
     given: Collection[str],
 ) -> TrainSettings:
-    """Settings with the decisions.
-
-    Args:
-        decisions: Choices of the rules.
-        settings: Settings of the user, and defaults.
-        arguments: Trainer's arguments, which get their decisions, and the defaults that follow.
-        given: Names of the options that the user gave.
-    """
+    """Settings with the decisions; `arguments` get theirs, and the defaults that follow."""
     ours: dict[str, Any] = {}
     trainers: dict[str, Any] = {}
     for decision in decisions:
@@ -211,32 +203,12 @@ def with_tokens(plan: RunPlan, tokens: int) -> RunPlan:
     )
 
 
-def _check_positions(longest: int, last: float) -> None:
-    """Rejects pairs that are longer than the positions of a model."""
-    if longest > last:
-        raise ValueError(
-            f"--max_length {longest} is longer than the learned positions, which end after {last} "
-            f"tokens. Give --max_length {last}, or, for a new model, more positions: --config "
-            "max_position_embeddings=N."
-        )
-
-
-def _choose_metric(arguments: Seq2SeqTrainingArguments) -> None:
-    """Sets the direction of the score that chooses checkpoints."""
-    if kind := METRICS.get(metric_of(arguments)):
-        arguments.greater_is_better = not kind.is_error_rate
-
-
 def default_batch(
     settings: TrainSettings, device: str, accumulated: int, pairs: int | None
 ) -> tuple[int, str]:
     """Source plus target tokens of one of `accumulated` batches, and why; empty on a CPU.
 
-    Args:
-        settings: Settings of the run.
-        device: Type of the device.
-        accumulated: Batches of an update.
-        pairs: Number of training pairs; None for a stream.
+    `pairs` is the number of training pairs; None for a stream.
     """
     if device != "cuda":
         return TOKENS, ""

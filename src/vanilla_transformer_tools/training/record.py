@@ -75,11 +75,7 @@ _ARGUMENTS_THAT_MAY_CHANGE = (
 
 
 def record_of(plan: RunPlan, previous: Mapping[str, Any]) -> dict[str, Any]:
-    """What `run.json` says before the first update.
-
-    Args:
-        plan: Plan of the run.
-        previous: Record of the run that is resumed; empty for a new one.
+    """What `run.json` says before the first update; `previous` is empty for a new run.
 
     Raises:
         ValueError: If a run that is resumed has other settings or data than it had.
@@ -117,10 +113,6 @@ def describe_run(
 
 def continued_record(previous: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a resumed run, which keeps what each previous run was made from.
-
-    Args:
-        previous: Record of the run so far; empty if there is none.
-        run: Description of the run that is about to begin.
 
     Raises:
         ValueError: If there is no record, or if anything differs that changes an update; the

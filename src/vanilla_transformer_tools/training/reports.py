@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ import torch
 from accelerate import PartialState
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.files import write_lines
-from vanilla_transformer_tools.progress import bar_on_terminal, duration
+from vanilla_transformer_tools.progress import bar_on_terminal
 from vanilla_transformer_tools.settings import VALIDATION
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
@@ -33,25 +32,26 @@ from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 _NOT_FINITE = ("nan", "inf", "-inf")
 # Names of the types of products.
 _PRODUCTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "float32"}
-# Arguments of a tokenizer for the text of each side.
-_ARGUMENTS = {"source": "text", "target": "text_target"}
 
 
 def summary(trainer: TokenBatchTrainer, minutes_left: float | None = None) -> Iterator[str]:
-    """Describes a run before its first update.
-
-    Args:
-        trainer: Ready to train.
-        minutes_left: Minutes until the end; None: the number of updates decides.
-    """
+    """Describes a run before its first update; without minutes, a number of updates ends it."""
     arguments, model, data = trainer.args, trainer.model, trainer.data
+    tokenizers = trainer.tokenizers
     vocabulary = f"vocabulary {model.config.vocab_size:,}"
-    if not trainer.tokenizers.is_joint:
+    if not tokenizers.is_joint:
         sizes = f"{model.config.vocab_size:,} and {model.config.target_vocab_size:,}"
         vocabulary = f"vocabularies {sizes}"
     yield f"device      {hardware(arguments.device)}, {_PRODUCTS[dtype_of_products(arguments)]}"
     yield f"pairs       {data.describe_pairs()}"
-    yield from _unknown_tokens(trainer)
+    sides = ("source", tokenizers.source, "text"), ("target", tokenizers.target, "text_target")
+    for side, tokenizer, argument in sides if trainer.eval_dataset else ():
+        # None, if the vocabulary has pieces of words.
+        if unknown := unknown_strings(tokenizer, trainer.eval_dataset[side], argument):
+            yield (
+                f"unknown     {unknown.total():,} tokens of the validation {side}s: "
+                f"{most_frequent(unknown)}"
+            )
     trained = model.num_parameters(only_trainable=True)
     of_which = f", of which {trained:,} are trained" * (trained < model.num_parameters())
     yield f"parameters  {model.num_parameters():,}{of_which}, {vocabulary}"
@@ -71,28 +71,6 @@ def summary(trainer: TokenBatchTrainer, minutes_left: float | None = None) -> It
         )
 
 
-def _unknown_tokens(trainer: TokenBatchTrainer) -> Iterator[str]:
-    """Validation tokens that the vocabularies lack: none, if they have pieces of words."""
-    pairs, tokenizers = trainer.eval_dataset, trainer.tokenizers
-    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
-        lines = [] if pairs is None else pairs[side]
-        if unknown := unknown_strings(tokenizer, lines, _ARGUMENTS[side]):
-            yield (
-                f"unknown     {unknown.total():,} tokens of the validation {side}s: "
-                f"{most_frequent(unknown)}"
-            )
-
-
-@contextmanager
-def progress_shown(trainer: TokenBatchTrainer, stop: Schedule) -> Iterator[None]:
-    """Shows the progress of a trainer, without Trainer's own bars and dictionaries."""
-    for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
-        trainer.remove_callback(callback)
-    with ExitStack() as stack:
-        trainer.add_callback(Progress(trainer.data, stop, stack))
-        yield
-
-
 class Progress(TrainerCallback):
     """Prints validation scores, and the other reports too if there is no terminal for a bar.
 
@@ -101,7 +79,7 @@ class Progress(TrainerCallback):
 
     Args:
         data: Training data.
-        stop: Callback whose deadline may come before the last update.
+        stop: Its deadline may come before the last update.
         stack: Closes the bar.
     """
 
@@ -177,8 +155,9 @@ class Progress(TrainerCallback):
                 self._say(args, *self._place(state), *report, self.speed, left)
             self._update_bar(state)
         elif "train_runtime" in logs:
-            updates = state.global_step - self.first
-            self._say(args, f"trained     {updates:,} updates in {duration(logs['train_runtime'])}")
+            updates = f"{state.global_step - self.first:,} updates"
+            duration = tqdm.format_interval(logs["train_runtime"])
+            self._say(args, f"trained     {updates} in {duration}")
 
     def _update_bar(self, state: TrainerState) -> None:
         if self.bar is not None:
@@ -213,7 +192,8 @@ class Progress(TrainerCallback):
         now = time.monotonic()
         per_update = (now - self.started) / (state.global_step - self.first)
         seconds = per_update * (state.max_steps - state.global_step)
-        return f"{duration(max(0, min(seconds, self.stop.deadline - now)))} left"
+        left = max(0, min(seconds, self.stop.deadline - now))
+        return f"{tqdm.format_interval(left)} left"
 
     def _say(self, args: TrainingArguments, *parts: str) -> None:
         if args.should_log:
@@ -262,7 +242,7 @@ class JsonLinesLog(TrainerCallback):
     """
 
     def __init__(self, path: Path, first_update: int) -> None:
-        self.path = path
+        self.path, self.first_update = path, first_update
         reports = read_log(path) if first_update else []
         self.started = time.monotonic() - sum(60 * report["minutes"] for report in reports[-1:])
         if PartialState().is_main_process:
@@ -271,22 +251,17 @@ class JsonLinesLog(TrainerCallback):
                 write_lines(path, map(_line, kept))
             else:
                 path.unlink(missing_ok=True)
-        self.has_updated = False
 
     @property
     def minutes(self) -> float:
         """Minutes of training, those before it was resumed included."""
         return (time.monotonic() - self.started) / 60
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """Remembers that there was an update."""
-        self.has_updated = True
-
     def on_log(
         self, _: Any, state: TrainerState, *others: Any, logs: dict[str, Any], **kwargs: Any
     ) -> None:
         """Writes one report."""
-        if not self.has_updated:
+        if state.global_step == self.first_update:
             # There was no update, so the mean loss is of nothing.
             logs = {name: value for name, value in logs.items() if name != "train_loss"}
         if not state.is_world_process_zero:

@@ -135,10 +135,6 @@ _EXCLUSIVE = [
 ]
 
 
-def _intervals(o: Options) -> tuple[float, ...]:
-    return o.warmup_steps or 1, o.eval_steps or 1, o.save_steps
-
-
 def _is_launched_divided() -> bool:
     """Whether variables that launchers set ask for a part of the model in each process."""
     return "true" in (os.environ.get(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
@@ -148,14 +144,6 @@ def _of_one_split(o: Options) -> bool:
     """Whether a saved dataset without validation pairs is used for both."""
     both = {*o.train} & {*o.validation}
     return any(Path(path, DATASET_STATE_JSON_FILENAME).is_file() for path in both)
-
-
-def _needs_scores(o: Options) -> bool:
-    return o.moving_average is not None or o.early_stopping_patience is not None
-
-
-def _scores_text(o: Options) -> bool:
-    return o.predict_with_generate and not o.prediction_loss_only
 
 
 # What no run can follow; `{o.name}` in the message is the value of an option.
@@ -176,7 +164,10 @@ _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
         "--save_strategy no.",
     ),
     (
-        lambda o: o.minutes is not None and 0 < min(_intervals(o)) < 1,
+        lambda o: (
+            o.minutes is not None
+            and 0 < min(o.warmup_steps or 1, o.eval_steps or 1, o.save_steps) < 1
+        ),
         "--warmup_steps, --eval_steps and --save_steps must be numbers of updates with --minutes, "
         "whose length is unknown, got {o.warmup_steps}, {o.eval_steps} and {o.save_steps}.",
     ),
@@ -224,7 +215,11 @@ _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
         "--tokenizer; or --tag_column, for a model of several directions.",
     ),
     (
-        lambda o: o.validation and o.eval_strategy == "no" and _needs_scores(o),
+        lambda o: (
+            o.validation
+            and o.eval_strategy == "no"
+            and (o.moving_average, o.early_stopping_patience) != (None, None)
+        ),
         "--moving_average and --early_stopping_patience need scores, got --eval_strategy no. Leave "
         "one of the two out.",
     ),
@@ -234,7 +229,10 @@ _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
         "and {o.metrics}. Change either one.",
     ),
     (
-        lambda o: metric_of(o.arguments) in o.metrics and not _scores_text(o),
+        lambda o: (
+            metric_of(o.arguments) in o.metrics
+            and (o.prediction_loss_only or not o.predict_with_generate)
+        ),
         "--metric_for_best_model {o.metric_for_best_model} is a score of generated text, got "
         "--predict_with_generate {o.predict_with_generate} and --prediction_loss_only "
         "{o.prediction_loss_only}. Take loss, or generate.",

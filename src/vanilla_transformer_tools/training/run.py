@@ -41,21 +41,15 @@ def train(
     arguments: Seq2SeqTrainingArguments,
     given: Collection[str] = (),
 ) -> Path:
-    """Trains tokenizers and model, or continues with saved ones, and saves the result.
+    """Trains tokenizers and model, or continues with saved ones; returns the folder of the result.
 
     Args:
         settings: Data, sizes, vocabulary, batches.
         arguments: Trainer's arguments; `recipe` has our defaults. They stay as they are.
         given: Names of the options that the user gave, which no rule changes.
 
-    Returns:
-        The folder with the model, `arguments.output_dir`.
-
     Raises:
-        ValueError: If settings, data and folder do not fit together; before any training.
-        OSError: If a file cannot be read or written.
-        DivergedError: If the loss or the weights are no longer finite; the folder then holds the
-            last finite checkpoint, if there is one.
+        ValueError, OSError, DivergedError: As `training.train` does.
         StoppedBySignalError: After Ctrl-C or SIGTERM, when the model has been saved.
     """
     started, cores = time.monotonic(), IdleCores()
@@ -79,19 +73,14 @@ def train(
         for line in chain(corpus.filtered.summary(), plan.describe(), lines):
             PartialState().print(line)
         log = JsonLinesLog(folder / LOG_FILE, first_update)
-        outcome, interruption = finished(trainer, schedule, log)
-        record |= results(trainer, corpus.filtered, outcome, log.minutes, interruption)
-        save_folder(trainer, record, outcome)
-    PartialState().print(_whereabouts(folder))
+        chosen, interruption = finished(trainer, schedule, log)
+        record |= results(trainer, corpus.filtered, chosen, log.minutes, interruption)
+        save_folder(trainer, record, chosen)
+    command = shlex.join(["vanilla-transformer", "translate", "--model", str(folder), "TEXT"])
+    PartialState().print(f"The model is in {folder}\ntranslate   {command}")
     if interruption:
         raise interruption
     return folder
-
-
-def _whereabouts(folder: Path) -> str:
-    """Where the model is, and the command that uses it."""
-    command = shlex.join(["vanilla-transformer", "translate", "--model", str(folder), "TEXT"])
-    return f"The model is in {folder}\ntranslate   {command}"
 
 
 def decide(

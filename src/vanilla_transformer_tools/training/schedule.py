@@ -28,11 +28,7 @@ _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StoppedBySignalError(KeyboardInterrupt):
-    """A signal ended training early; the model has been saved.
-
-    Attributes:
-        signum: Number of the signal.
-    """
+    """A signal ended training early; the model has been saved."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}")
@@ -212,13 +208,7 @@ class Schedule(TrainerCallback):
 
 
 def is_planned(strategy: str, steps: float, state: TrainerState) -> bool:
-    """Whether a run that was not stopped would save, or evaluate, after this update.
-
-    Args:
-        strategy: Strategy of saving or evaluating, of Trainer's arguments.
-        steps: Its interval in updates.
-        state: State of the run.
-    """
+    """Whether a run that was not stopped would save, or evaluate, after this update."""
     if strategy == IntervalStrategy.STEPS:
         return state.global_step % steps == 0
     return strategy != IntervalStrategy.EPOCH or (state.epoch or 0) % 1 == 0

@@ -76,66 +76,20 @@ NEW = Start()
 def load_start(settings: TrainSettings, checkpoint: Path | None = None) -> Start:
     """Loads what a run starts with: from a checkpoint, which is given if it is resumed.
 
-    Raises:
-        ValueError: If model, tokenizers and settings do not fit together.
-    """
-    saved = str(checkpoint) if checkpoint else settings.init_from
-    name = saved or settings.tokenizer
-    if name is None:
-        return NEW
-    start = saved_start(settings, name)
-    # In half precision most updates would be rounded away.
-    return start._replace(model=load_model(saved, dtype=torch.float32)) if saved else start
-
-
-def build_model(
-    settings: TrainSettings, start: Start, config: VanillaTransformerConfig, pairs: Dataset
-) -> tuple[TokenizerPair, PreTrainedModel]:
-    """Tokenizers and model, ready to train: those of `start`, or new ones.
-
-    Args:
-        settings: Settings of the run.
-        start: What the run takes over; its model is changed in place.
-        config: Config of a new model; its vocabularies get the sizes of those that are learned.
-        pairs: Text that new tokenizers learn from.
-
-    Raises:
-        ValueError: If model and settings do not fit together.
-    """
-    tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
-    model = start.model or _initialise_model(config, start, tokenizers, settings)
-    # Outputs begin with the language that the tokenizers were set up for.
-    defaults = model.generation_config
-    if tokenizers.first_token is not None:
-        defaults.forced_bos_token_id = tokenizers.first_token
-    if tokenizers.start_token is not None:
-        defaults.decoder_start_token_id = tokenizers.start_token
-        model.config.decoder_start_token_id = tokenizers.start_token
-    choose_parameters(model, settings)
-    if settings.attn_implementation:
-        model.set_attn_implementation(settings.attn_implementation)
-    if settings.compile_layers:
-        # Torch keeps eight graphs of a function, those of earlier runs in this process included.
-        torch.compiler.reset()
-        compile_layers(model)
-    return tokenizers, model
-
-
-def saved_start(settings: TrainSettings, name: str) -> Start:
-    """The tokenizers of a saved model, for the languages of this run, and its config.
-
-    Args:
-        settings: Settings of the run.
-        name: Folder or Hub name of the model; for --tokenizer, it may be a tokenizer alone.
+    The tokenizers are set up for the languages of the run. Of --tokenizer, there may be no config.
 
     Raises:
         ValueError: If it is nothing of this package, if the tokenizers are not the model's, cannot
             do what the run needs, or if a language is unknown, missing, or given to tokenizers
             without languages.
     """
+    saved = str(checkpoint) if checkpoint else settings.init_from
+    name = saved or settings.tokenizer
+    if name is None:
+        return NEW
     if Path(name).is_file():
         raise ValueError(_NOT_OURS.format(f"the file {name!r}"))
-    if name == settings.tokenizer:
+    if not saved:
         # Those of a model are compared when it is loaded.
         check_files(name)
     config = load_config(name) if find_file(name, CONFIG_NAME) else None
@@ -165,7 +119,42 @@ def saved_start(settings: TrainSettings, name: str) -> Start:
             f"of {len(source):,} entries for both sides in {name!r}. Leave it out, or train a "
             "model from the beginning."
         )
-    return Start(tokenizers, config=config)
+    # In half precision most updates would be rounded away.
+    model = load_model(saved, dtype=torch.float32) if saved else None
+    return Start(tokenizers, model, config)
+
+
+def build_model(
+    settings: TrainSettings, start: Start, config: VanillaTransformerConfig, pairs: Dataset
+) -> tuple[TokenizerPair, PreTrainedModel]:
+    """Tokenizers and model, ready to train: those of `start`, changed in place, or new ones.
+
+    Args:
+        settings: Settings of the run.
+        start: What the run takes over.
+        config: Config of a new model; its vocabularies get the sizes of those that are learned.
+        pairs: Text that new tokenizers learn from.
+
+    Raises:
+        ValueError: If model and settings do not fit together.
+    """
+    tokenizers = start.tokenizers or _learn_tokenizers(settings, pairs)
+    model = start.model or _initialise_model(config, start, tokenizers, settings)
+    # Outputs begin with the language that the tokenizers were set up for.
+    defaults = model.generation_config
+    if tokenizers.first_token is not None:
+        defaults.forced_bos_token_id = tokenizers.first_token
+    if tokenizers.start_token is not None:
+        defaults.decoder_start_token_id = tokenizers.start_token
+        model.config.decoder_start_token_id = tokenizers.start_token
+    choose_parameters(model, settings)
+    if settings.attn_implementation:
+        model.set_attn_implementation(settings.attn_implementation)
+    if settings.compile_layers:
+        # Torch keeps eight graphs of a function, those of earlier runs in this process included.
+        torch.compiler.reset()
+        compile_layers(model)
+    return tokenizers, model
 
 
 def _initialise_model(
@@ -182,7 +171,13 @@ def _initialise_model(
             config.decoder_vocab_size = len(tokenizers.target)
     model = VanillaTransformerForConditionalGeneration(config)
     if settings.optimizer == "muon":
-        zero_outputs(model)
+        # Layers begin as identities: Muon's steps are as large for small gradients as for large
+        # ones, so all weights learn from the second update on.
+        for module in model.modules():
+            if isinstance(module, Attention):
+                nn.init.zeros_(module.out_proj.weight)
+            elif isinstance(module, Layer):
+                nn.init.zeros_(module.fc2.weight)
     model.generation_config.update(
         num_beams=NUM_BEAMS,
         length_penalty=LENGTH_PENALTY,
@@ -190,22 +185,6 @@ def _initialise_model(
         max_length=1 + settings.max_length + MAX_EXTRA_TOKENS,
     )
     return model
-
-
-def zero_outputs(model: PreTrainedModel) -> None:
-    """Sets the output projection of each sublayer to zero, so that layers begin as identities.
-
-    Muon's steps are as large for small gradients as for large ones, so all weights learn from the
-    second update on.
-
-    Args:
-        model: A model of this package, changed in place.
-    """
-    for module in model.modules():
-        if isinstance(module, Attention):
-            nn.init.zeros_(module.out_proj.weight)
-        elif isinstance(module, Layer):
-            nn.init.zeros_(module.fc2.weight)
 
 
 def _learn_tokenizers(settings: TrainSettings, pairs: Dataset) -> TokenizerPair:
@@ -277,10 +256,6 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
     What depends on the data stays outside: masks, positions. Only training runs them: with those
     of evaluations and searches they would be more than the eight that torch keeps of a function.
     Names of parameters stay as they are.
-
-    Args:
-        model: A model of this package, or another one of Transformers.
-        backend: Backend of `torch.compile`.
     """
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):

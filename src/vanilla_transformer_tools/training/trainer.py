@@ -36,7 +36,7 @@ from vanilla_transformer_tools.training.checkpoints import (
     delete_oldest,
 )
 from vanilla_transformer_tools.training.plan import RunPlan
-from vanilla_transformer_tools.training.ranking import Ranking, metric_of
+from vanilla_transformer_tools.training.ranking import Ranking
 from vanilla_transformer_tools.training.schedule import is_planned
 
 # Losses on a GPU or of several processes are checked this seldom, because reading them waits.
@@ -72,6 +72,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         # whole: see `choose_weights` and `delete_oldest`.
         self.kept_checkpoints, args.save_total_limit = args.save_total_limit, None
         args.load_best_model_at_end = False
+        if args.generation_max_length is None:
+            args.generation_max_length = longest_output
         super().__init__(
             args=args,
             # It pads labels with -100, so it needs the padding id of the sources only.
@@ -83,7 +85,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.plan = plan
         self.data = data
         self.tokenizers = tokenizers
-        self.longest_output = longest_output
         # The model smooths its own loss, without the full logits that Trainer's smoother needs.
         self.label_smoother = None
         self.model.config.label_smoothing = self.args.label_smoothing_factor
@@ -122,14 +123,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             epoch_iterator, num_batches, device
         )
         return samples
-
-    def evaluate(self, *args: Any, **generation: Any) -> dict[str, float]:
-        """Trainer's, with the longest output of these pairs."""
-        limits = (self.args.generation_max_length, generation.get("max_new_tokens"))
-        if self.longest_output is not None and limits == (None, None):
-            generation.setdefault("max_length", self.longest_output)
-        scores: dict[str, float] = super().evaluate(*args, **generation)
-        return scores
 
     def evaluation_loop(
         self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
@@ -210,11 +203,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
 
 class _BetweenUpdates(TrainerCallback):
-    """What a trainer does between updates: watches losses, ranks scores, closes checkpoints.
-
-    Args:
-        trainer: The trainer that calls it.
-    """
+    """What a trainer does between updates: watches losses, ranks scores, closes checkpoints."""
 
     def __init__(self, trainer: TokenBatchTrainer) -> None:
         self.trainer = trainer
@@ -235,30 +224,22 @@ class _BetweenUpdates(TrainerCallback):
 
     def on_evaluate(
         self,
-        args: TrainingArguments,
+        _: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
         metrics: dict[str, float],
         **kwargs: Any,
     ) -> None:
-        """Keeps the best evaluation of a run, and ends a run without progress."""
+        """Rejects a validation loss that is not finite, and ends a run without progress."""
         if "eval_loss" not in metrics:
             return
         if not math.isfinite(metrics["eval_loss"]):
             raise DivergedError(
                 f"the validation loss after update {state.global_step:,} is not finite"
             )
-        if args.metric_for_best_model is None:
-            return
-        since = self.trainer.ranking.since_best(state)
         patience = self.trainer.plan.settings.early_stopping_patience
-        control.should_training_stop |= patience is not None and since >= patience
-        if not since:
-            state.best_global_step = state.global_step
-        # Trainer compares raw scores with this one, and then keeps the step above.
-        value = metrics[f"eval_{metric_of(args)}"]
-        better = max if args.greater_is_better else min
-        state.best_metric = better(value, value if state.best_metric is None else state.best_metric)
+        if patience is not None:
+            control.should_training_stop |= self.trainer.ranking.since_best(state) >= patience
 
     def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Closes a checkpoint, to which each process has written, and deletes older ones."""
