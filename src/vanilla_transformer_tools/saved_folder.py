@@ -358,11 +358,7 @@ def load_config(model_name_or_path: str) -> PreTrainedConfig:
 
 
 def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokenizerBase:
-    """One tokenizer from a folder or the Hub, whatever its class.
-
-    Args:
-        model_name_or_path: As for `AutoTokenizer`.
-        loading: Further arguments of it.
+    """One tokenizer from a folder or the Hub, whatever its class, as `AutoTokenizer` loads it.
 
     Raises:
         ImportError: If it needs a package that is not installed.

@@ -15,11 +15,8 @@ from vanilla_transformer_tools.search import Search
 def option(help_text: str, default: Any = None, **metadata: Any) -> Any:
     """A field with its help text; a list as default is copied for each instance.
 
-    Args:
-        help_text: Description for `--help`.
-        default: Value of an option that is not given.
-        metadata: Arguments of `add_argument`, and `group`, the title of options that belong
-            together. With the action `extend`, `nargs` is `+`.
+    Metadata are arguments of `add_argument`, and `group`, the title of options that belong
+    together. With the action `extend`, `nargs` is `+`.
     """
     metadata["help"] = help_text
     if isinstance(default, list):

@@ -40,7 +40,7 @@ def test_labels_are_the_references_unless_there_is_their_text(tokenizer):
 
 
 def test_validation_warns_once_of_references_in_another_canonical_form(tokenizer, caplog):
-    training_scores._warn_of_canonical_form.cache_clear()
+    type(training_scores.logger).warning_once.cache_clear()
     output = output_of(tokenizer, ["\u00fcber", "ja"], ["ja", "ja"])
 
     for references in (["\u00fcber", "nein"], ["u\u0308ber", "ja"], ["u\u0308ber", "ja"]):

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 # Options of other programs, and what there is instead.
 _INSTEAD = {"--device": "a GPU is used if there is one; CUDA_VISIBLE_DEVICES= (empty) hides it"}
+
+# What is said of the numbers in outputs of a translation, if they are not 0.
+_COUNTED = {
+    "reached_limit": "translations were cut off at the length limit, --max_extra_tokens",
+    "unknown": "unknown tokens in the translations were written as <unk>",
+    "replaced_separators": "line separators in the translations were written as blanks",
+}
 
 # A command parses the arguments after its name.
 Command = Callable[[list[str]], None]
@@ -228,10 +235,6 @@ def _values(namespace: argparse.Namespace) -> dict[str, Any]:
 def refuse(unknown: list[str], *parsers: Parser) -> None:
     """Reports arguments that no parser knows, options with the nearest known name.
 
-    Args:
-        unknown: The arguments.
-        parsers: All parsers of the command.
-
     Raises:
         ValueError: If there is one.
     """
@@ -319,9 +322,7 @@ def check_folder(name: str) -> None:
 def load_translator(settings: object, **others: Any) -> "Translator":
     """Translator of the models that the settings name.
 
-    Args:
-        settings: Fields that `SearchSettings` or `Search` has become arguments of the same names.
-        others: Further arguments.
+    Fields that `SearchSettings` or `Search` has become arguments of the same names.
     """
     # Without garbage collection, imports are half a second faster.
     gc.disable()
@@ -361,43 +362,29 @@ class _StandardError(logging.Handler):
         tqdm.write(record.getMessage(), file=sys.stderr)
 
 
-@dataclass
 class Report:
-    """Counts of translations, for the end of a command.
+    """Counts of translations, for the end of a command."""
 
-    Attributes:
-        limited: Translations that were cut off at the length limit.
-        unknown: Unknown tokens of translations.
-        unknown_source: Strings of sources that the vocabulary lacks.
-        separators: Line separators in translations that were replaced by blanks.
-    """
-
-    limited: int = 0
-    unknown: int = 0
-    unknown_source: Counter[str] = field(default_factory=Counter)
-    separators: int = 0
+    def __init__(self) -> None:
+        self.unknown_source: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def count(self, translation: "Translation") -> None:
         """Counts a translation and its alternatives."""
         self.unknown_source.update(translation.unknown_source)
-        for one in translation.ranked:
-            self.limited += one.reached_limit
-            self.unknown += one.unknown
-            self.separators += one.replaced_separators
+        for each in translation.ranked:
+            self.counts.update({name: int(getattr(each, name)) for name in _COUNTED})
 
     def show(self) -> None:
         """Writes the counts that are not 0 to standard error."""
         from vanilla_transformer_tools.text.units import most_frequent
 
-        named = most_frequent(self.unknown_source)
-        for count, words in (
-            (
-                self.unknown_source.total(),
-                f"tokens of the sources are not in the vocabulary: {named}",
-            ),
-            (self.limited, "translations were cut off at the length limit, --max_extra_tokens"),
-            (self.unknown, "unknown tokens in the translations were written as <unk>"),
-            (self.separators, "line separators in the translations were written as blanks"),
-        ):
-            if count:
+        if count := self.unknown_source.total():
+            named = most_frequent(self.unknown_source)
+            print(
+                f"{count:,} tokens of the sources are not in the vocabulary: {named}.",
+                file=sys.stderr,
+            )
+        for name, words in _COUNTED.items():
+            if count := self.counts[name]:
                 print(f"{count:,} {words}.", file=sys.stderr)

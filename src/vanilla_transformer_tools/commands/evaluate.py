@@ -332,13 +332,13 @@ def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
 def _load(settings: EvaluateSettings) -> _TestSet:
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import language_of_file
     from vanilla_transformer_tools.evaluation.swapped import warning_of_swapped
-    from vanilla_transformer_tools.evaluation.test_sets import find_test_set, is_named
+    from vanilla_transformer_tools.evaluation.test_sets import PREFIX, find_test_set
     from vanilla_transformer_tools.saved_folder import read_run
     from vanilla_transformer_tools.text.parallel_text import ParallelText, load_pairs
 
     name, paths, further = "test", settings.test, settings.references or []
     language = language_of_file(paths[-1])
-    if is_named(paths):
+    if len(paths) == 1 and paths[0].startswith(PREFIX):
         name, language, files = find_test_set(paths[0])
         paths, further = files[:2], [*files[2:], *further]
     pairs = load_pairs(

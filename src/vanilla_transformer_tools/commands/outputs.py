@@ -49,11 +49,7 @@ def _is_file_of(path: Path, model: Path) -> bool:
 
 
 def check_room(path: Path, option: str) -> None:
-    """Rejects a file that cannot be created or replaced.
-
-    Args:
-        path: The file; it is not changed.
-        option: Option that names the file, for the error.
+    """Rejects a file, which an option names, that cannot be created or replaced.
 
     Raises:
         OSError: If it cannot.

@@ -30,12 +30,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class BleuTokenizer:
-    """A choice of sacreBLEU's tokenizer.
-
-    Attributes:
-        name: Name of the tokenizer.
-        reason: Why it was chosen, for people; empty if a person chose it.
-    """
+    """A choice of sacreBLEU's tokenizer, and why it was chosen; a person's choice has no reason."""
 
     name: str
     reason: str = ""

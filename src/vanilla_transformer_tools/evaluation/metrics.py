@@ -211,8 +211,6 @@ def build_metrics(
             not installed, or a model that cannot be downloaded.
     """
     names = list(names)
-    if taken := [name for name in METRICS if name.endswith(("_ci", "_signature"))]:
-        raise ValueError(f"A score may not be called {taken[0]!r}: that is a field of another one.")
     if unknown := [name for name in names if name not in METRICS]:
         raise ValueError(
             f"`metrics` must be names of scores, got {unknown[0]!r}. "
@@ -295,10 +293,6 @@ def transposed(
     predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]
 ) -> list[list[str]]:
     """References as sacreBLEU takes them: the first one of each line, the second ones, and so on.
-
-    Args:
-        predictions: One line each.
-        references: A line for each prediction, or several lines each.
 
     Raises:
         ValueError: If the numbers of lines differ, or there are none.

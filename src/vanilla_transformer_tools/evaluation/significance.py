@@ -81,14 +81,7 @@ def compare(
 def format_comparisons(
     comparisons: Sequence[Comparison], first: str, second: str, bootstrap: int
 ) -> str:
-    """A human-readable table, and what its last column means.
-
-    Args:
-        comparisons: Its rows.
-        first: Name of the first system.
-        second: Name of the second system.
-        bootstrap: Resamples of the test.
-    """
+    """A human-readable table of two systems, and what its last column means."""
     rows = [("", first, second, "difference", "p")]
     for row in comparisons:
         difference = f"{row.first - row.second:+.2f}"

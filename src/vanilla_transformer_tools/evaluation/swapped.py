@@ -18,13 +18,7 @@ def frequent_words(lines: Sequence[str]) -> list[str]:
 def warning_of_swapped(
     sources: Sequence[str], references: Sequence[str], record: Mapping[str, Any]
 ) -> str:
-    """A question for the user if the references have more of the known source words.
-
-    Args:
-        sources: Lines to translate.
-        references: Their translations.
-        record: Record of the run that made the model. Without known words nothing is said.
-    """
+    """A question for the user if the references have more of the source words of a run's record."""
     known = set(record.get(SOURCE_WORDS, ()))
     shares = []
     for lines in (sources, references):

@@ -1,34 +1,25 @@
 """Test sets by name, from sacreBLEU's list."""
 
 import difflib
-from collections.abc import Sequence
 from typing import Any
 
 from sacrebleu import DATASETS
 
-_PREFIX = "sacrebleu:"
-
-
-def is_named(test: Sequence[str]) -> bool:
-    """Whether the value of `--test` is a name, such as `sacrebleu:wmt19:de-en`."""
-    return len(test) == 1 and test[0].startswith(_PREFIX)
+# Of a test set that `--test` names, such as `sacrebleu:wmt19:de-en`.
+PREFIX = "sacrebleu:"
 
 
 def find_test_set(test: str) -> tuple[str, str, list[str]]:
     """Name, target language, and files of a test set, which are downloaded on first use.
 
-    Args:
-        test: Name and languages, such as `sacrebleu:wmt19:de-en`.
-
-    Returns:
-        The name, such as `wmt19 de-en`, the code of the target language, and the files of sources
-        and references, at least one, in sacreBLEU's folder.
+    Of `sacrebleu:wmt19:de-en`, the name is `wmt19 de-en`, and the language `en`. The first file has
+    the sources, the others, at least one, the references.
 
     Raises:
         ValueError: If sacreBLEU has no such test set, or not with these languages.
         OSError: If it cannot be downloaded.
     """
-    name, _, languages = test.removeprefix(_PREFIX).partition(":")
+    name, _, languages = test.removeprefix(PREFIX).partition(":")
     if name not in DATASETS:
         similar = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.3) or ["wmt19"]
         raise ValueError(
@@ -39,7 +30,7 @@ def find_test_set(test: str) -> tuple[str, str, list[str]]:
         known = ", ".join(DATASETS[name].langpairs)
         raise ValueError(
             f"--test {test} must name two languages of {name} after a colon, as in "
-            f"{_PREFIX}{name}:{known.split(', ')[0]}, got {languages!r}. Choose from: {known}."
+            f"{PREFIX}{name}:{known.split(', ')[0]}, got {languages!r}. Choose from: {known}."
         )
     listed: Any = DATASETS[name]
     try:

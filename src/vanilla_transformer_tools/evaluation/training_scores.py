@@ -1,19 +1,18 @@
 """Scores of the translations that `Seq2SeqTrainer` generates, for its `compute_metrics`."""
 
-import logging
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from transformers import EvalPrediction, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.evaluation.metrics import equal_in_canonical_form, score
 from vanilla_transformer_tools.settings import DEFAULT_METRICS
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 Scorer = Callable[[EvalPrediction], dict[str, Any]]
 
@@ -45,16 +44,11 @@ def compute_scores(
         # With several processes, the first pairs fill up the last batch.
         outputs = texts(output.predictions)[: len(expected)]
         if equal_in_canonical_form(outputs, expected):
-            _warn_of_canonical_form()
+            logger.warning_once(
+                "Some validation outputs differ from their references in Unicode's canonical form "
+                "alone, which exact match counts as wrong. Outputs are in NFC: convert the "
+                "references to it."
+            )
         return score(outputs, expected, tokenize=tokenize, metrics=metrics)
 
     return score_ids
-
-
-@cache
-def _warn_of_canonical_form() -> None:
-    """Warns once of references that outputs cannot equal."""
-    logger.warning(
-        "Some validation outputs differ from their references in Unicode's canonical form alone, "
-        "which exact match counts as wrong. Outputs are in NFC: convert the references to it."
-    )

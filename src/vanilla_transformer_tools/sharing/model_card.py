@@ -36,10 +36,7 @@ logger = logging.getLogger(__name__)
 def record_results(folder: Path, name: str, scores: dict[str, Any]) -> None:
     """Adds the scores of one test set to the folder's results and, of our models, to its card.
 
-    Args:
-        folder: Of a saved model, with the `run.json` of its training where there is one.
-        name: Of the test set.
-        scores: As `metrics.TranslationScores` gives them, and how the text was generated.
+    They are those of `metrics.score`, and say how the text was generated.
     """
     before = read_results(folder)
     results = {**before, name: scores}
@@ -77,11 +74,8 @@ def write_model_card(folder: Path, forgotten: Collection[tuple[str, str]] = ()) 
     """Fills the template from `config.json`, `run.json` and `results.json` of a saved model.
 
     In a card that exists, only the marked sections and the scores in its metadata are rewritten. A
-    card without marks is the user's own: it stays as it is, with a warning.
-
-    Args:
-        folder: Of the model.
-        forgotten: Test set and metric of scores that the metadata shall no longer have.
+    card without marks is the user's own: it stays as it is, with a warning. Scores that are
+    forgotten, by test set and metric, leave the metadata.
     """
     file = folder / CARD_FILE
     card = _filled_template(folder, folder.resolve().name, read_results(folder))

@@ -48,7 +48,7 @@ def push(
     revision: str | None = None,
     commit_message: str = "Upload model",
 ) -> str:
-    """Uploads a saved model with its tokenizer, code, card and record, in one commit.
+    """Uploads a model with its tokenizer, code, card and record in one commit; returns its address.
 
     The card is uploaded with your edits; only the example in its section on use is changed, in the
     folder too, to load the repository instead of the folder.
@@ -59,9 +59,6 @@ def push(
         private: Whether a new repository is private; None: the default of the owner's account.
         revision: Branch to commit to, made where there is none; None: the main one.
         commit_message: First line of the commit.
-
-    Returns:
-        The address of the repository.
 
     Raises:
         ValueError: If the folder lacks something that loading needs or has a model of another kind,
@@ -130,11 +127,7 @@ def _text_of(file: Path) -> str:
 
 
 def refuse_disclosures(source: Path | str, texts: Mapping[str, str]) -> None:
-    """Rejects texts that would reveal something about their user.
-
-    Args:
-        source: Where they come from, as the error names it.
-        texts: The text of each file by its name.
+    """Rejects texts, by the names of their files, that would reveal something about their user.
 
     Raises:
         ValueError: If a text holds a secret or a home directory; names all, by file and line.

@@ -223,12 +223,7 @@ class _BetweenUpdates(TrainerCallback):
         self.trainer.check_losses()
 
     def on_evaluate(
-        self,
-        _: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **kwargs: Any,
+        self, _: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
     ) -> None:
         """Rejects a validation loss that is not finite, and ends a run without progress."""
         if "eval_loss" not in metrics:
