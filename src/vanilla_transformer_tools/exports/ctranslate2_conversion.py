@@ -190,8 +190,7 @@ def convert(
         quantization: Type of the weights, one of CTranslate2's.
 
     Raises:
-        ValueError: If CTranslate2's specification cannot hold the model, or the model has no rows
-            for some ids of a tokenizer.
+        ValueError: If CTranslate2's specification cannot hold the model.
     """
     if quantization != "float32":
         # CTranslate2 rounds the weights in place.
@@ -203,22 +202,14 @@ def convert(
     pair = TokenizerPair.of_model(model, tokenizer)
     source, target = tokens_by_id(pair.source, "source"), tokens_by_id(pair.target, "target")
     # CTranslate2 writes one file where both sides have the same tokens.
-    spec.register_source_vocabulary(_tokens(source, model.config, "vocab_size"))
-    spec.register_target_vocabulary(_tokens(target, model.config, "target_vocab_size"))
+    spec.register_source_vocabulary(_tokens(source, model.config.vocab_size))
+    spec.register_target_vocabulary(_tokens(target, model.config.target_vocab_size))
     spec.validate()
     spec.optimize(quantization=quantization)
     folder.mkdir(exist_ok=True)
     spec.save(str(folder))
 
 
-def _tokens(tokens: dict[int, str], config: VanillaTransformerConfig, name: str) -> list[str]:
-    """The token of each row of an embedding table, whose size is in this field of the config."""
-    size, entries = getattr(config, name), 1 + max(tokens)
-    if entries > size:
-        raise ValueError(
-            f"The tokenizer must have at most the {size} tokens of the model's `{name}`, got "
-            f"{entries}. Give the tokenizer that the model was trained with, or call "
-            "`model.resize_token_embeddings(len(tokenizer))` and train on."
-        )
-    # Rows without a token, if the vocabulary was padded to a round size.
+def _tokens(tokens: dict[int, str], size: int) -> list[str]:
+    """The token of each row of a table; a vocabulary that was padded has rows without one."""
     return [tokens.get(token_id, f"<unused {token_id}>") for token_id in range(size)]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer_tools.exports.to_transformers import (
@@ -27,7 +26,6 @@ from vanilla_transformer_tools.saved_folder import (
     read_run,
     write_run,
 )
-from vanilla_transformer_tools.text.batches import padded
 from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair, tokens_by_id
 from vanilla_transformer_tools.translation import Search
@@ -36,7 +34,6 @@ from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
 from vanilla_transformer_tools.translation.generation_settings import (
     never_generated,
     refuse_torch_only,
-    start_and_ends,
 )
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
@@ -240,22 +237,10 @@ def verify(engine: TorchEngine, translate: Translate, sources: list[list[int]]) 
             limits = [int(min(_LENGTH_FACTOR * len(row), engine.last_position)) for row in batch]
             expected, actual = _greedy(engine, batch, limits), translate(batch, limits)
             targets = [hypothesis.ended for hypothesis in actual]
-            logits = _logits(engine.model, batch, targets)
-            logits[:, :, banned] = -torch.inf
-            for row, ours, theirs in zip(logits.log_softmax(-1), expected, actual, strict=True):
+            passes = engine.force(batch, targets, banned=banned)
+            for forced, ours, theirs in zip(passes, expected, actual, strict=True):
                 identical += ours.tokens == theirs.tokens
-                mean = row[range(len(theirs.ended)), theirs.ended].mean().item()
+                mean = sum(forced.log_probs) / len(forced.log_probs)
                 gaps.append(abs(mean - theirs.score))
                 done()
     return Agreement(len(sources), identical, sum(gaps) / len(gaps))
-
-
-@torch.no_grad()
-def _logits(model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]) -> Tensor:
-    """The model's logits of the next token at each position of the targets, `[B, T, V]`."""
-    filler = model.config.pad_token_id
-    input_ids, mask = padded(sources, filler)
-    start, _ = start_and_ends(model)
-    read, _ = padded([[start, *row[:-1]] for row in targets], filler)
-    arguments = {"attention_mask": mask, "decoder_input_ids": read, "use_cache": False}
-    return model(input_ids=input_ids, **arguments).logits

@@ -3,6 +3,7 @@
 import json
 import logging
 import warnings
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -212,26 +213,22 @@ class OnnxModel:
             for node in self.decoder.get_inputs()
             if node.name.startswith("past_key_values.")
         }
-        tokens = np.full(len(sources), config.decoder_start_token_id)
-        outputs: list[list[int]] = [[] for _ in sources]
-        totals = [0.0] * len(sources)
-        open_rows = {*range(len(sources))}
-        while open_rows:
-            inputs = {"input_ids": tokens[:, None], **source, **past}
+        tokens = torch.full((len(sources), 1), config.decoder_start_token_id)
+        has_ended = torch.zeros_like(tokens, dtype=torch.bool)
+        steps: list[tuple[Tensor, Tensor]] = []
+        while len(steps) < max(limits) and not has_ended.all():
+            inputs = {"input_ids": tokens.numpy(), **source, **past}
             logits, *present = self.decoder.run(None, inputs)
             past = dict(zip(past, present, strict=True))
             scores = torch.from_numpy(logits[:, -1])
             scores[:, banned] = -torch.inf
-            best, likeliest = scores.log_softmax(-1).max(-1)
-            tokens = likeliest.numpy()
-            for row in sorted(open_rows):
-                outputs[row].append(int(tokens[row]))
-                totals[row] += best[row].item()
-                if outputs[row][-1] in ends or len(outputs[row]) == limits[row]:
-                    open_rows.remove(row)
-        return [
-            Hypothesis(output[:-1], total / len(output), output[-1])
-            if output[-1] in ends
-            else Hypothesis(output, total / len(output), None)
-            for output, total in zip(outputs, totals, strict=True)
-        ]
+            best, tokens = scores.log_softmax(-1).max(-1, keepdim=True)
+            steps.append((tokens, best))
+            has_ended |= torch.isin(tokens, torch.tensor(ends))
+        outputs, log_probs = (torch.cat(part, 1).tolist() for part in zip(*steps, strict=True))
+        hypotheses = []
+        for output, row, limit in zip(outputs, log_probs, limits, strict=True):
+            found = Hypothesis.of(output[:limit], ends)
+            length = len(found.ended)
+            hypotheses.append(replace(found, score=sum(row[:length]) / length))
+        return hypotheses

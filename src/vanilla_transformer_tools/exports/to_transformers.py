@@ -15,10 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.exports.expressed import WITHOUT_EFFECT, own_fields
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.interop.declarations import Declaration, Source, known_sources

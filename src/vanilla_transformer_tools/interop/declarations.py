@@ -23,10 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.files import parse_yaml
 from vanilla_transformer_tools.interop.weight_maps import Plan, WeightMap, shapes_of, untied_tensors
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair

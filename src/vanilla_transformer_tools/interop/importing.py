@@ -15,9 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.files import new_folder
 from vanilla_transformer_tools.interop.declarations import Declaration, Source
 from vanilla_transformer_tools.interop.fast_tokenizers import fast_pair

@@ -17,11 +17,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.files import read_lines
-from vanilla_transformer_tools.saved_folder import align_weights
 from vanilla_transformer_tools.text.languages import language_codes
 from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary
 
@@ -29,21 +26,11 @@ from vanilla_transformer_tools.text.tokenizer_pair import has_target_vocabulary
 _TABLES = ("shared.weight", "embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 # Ids that must stay, each alone or in a list.
 _NEEDED_IDS = (
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+    *("forced_bos_token_id", "forced_eos_token_id"),
 )
-# Besides, bans and biases of ids or of lists of them; what is gone is never generated.
-_FIELDS_WITH_IDS = (
-    *_NEEDED_IDS,
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "bad_words_ids",
-    "sequence_bias",
-)
+# Bans and biases of ids or of lists of them; what is gone is never generated.
+_BANS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias")
 _LINES_AT_A_TIME = 1000
 
 
@@ -132,7 +119,7 @@ def kept_ids(
         ValueError: If `trim` would reject the model; nothing is made.
         OSError: If a file cannot be read.
     """
-    _check_trimmable(model, tokenizer)
+    vocabulary = _trimmable_vocabulary(model, tokenizer)
     for file in trimming.files:
         if not any(map(str.strip, read_lines(file))):
             raise ValueError(
@@ -152,7 +139,6 @@ def kept_ids(
     }
     kept |= {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
     kept |= {*language_codes(tokenizer).values()}
-    vocabulary = _pipeline(tokenizer)["model"]
     if vocabulary["type"] == "BPE":
         kept |= _parts(vocabulary, kept)
     else:
@@ -171,23 +157,24 @@ def kept_ids(
     return sorted(kept & known)
 
 
-def _check_trimmable(model: VanillaTransformerForConditionalGeneration, tokenizer: Any) -> None:
+def _trimmable_vocabulary(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """The model of a tokenizer.json."""
     if has_target_vocabulary(model.config.to_dict()):
         raise ValueError(
             "--keep_vocabulary needs a model with one vocabulary for both sides, got "
             f"`decoder_vocab_size` {model.config.decoder_vocab_size}. Leave it out."
         )
-    kind = _pipeline(tokenizer)["model"]["type"] if tokenizer.is_fast else type(tokenizer).__name__
-    if kind not in ("BPE", "Unigram"):
+    vocabulary: dict[str, Any] = {"type": type(tokenizer).__name__}
+    if tokenizer.is_fast:
+        vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    if vocabulary["type"] not in ("BPE", "Unigram"):
         raise ValueError(
             "--keep_vocabulary needs a tokenizer.json with a BPE or a Unigram vocabulary, got "
-            f"{kind}. Leave --keep_vocabulary out."
+            f"{vocabulary['type']}. Leave --keep_vocabulary out."
         )
-
-
-def _pipeline(tokenizer: Any) -> Any:
-    """The content of a tokenizer.json."""
-    return json.loads(tokenizer.backend_tokenizer.to_str())
+    return vocabulary
 
 
 def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
@@ -212,7 +199,7 @@ def _parts(model: Mapping[str, Any], kept: set[int]) -> set[int]:
 def _trimmed_tokenizer(
     tokenizer: PreTrainedTokenizerBase, new_ids: Mapping[int, int]
 ) -> PreTrainedTokenizerBase:
-    pipeline = _pipeline(tokenizer)
+    pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
     model = pipeline["model"]
     if model["type"] == "BPE":
         model["vocab"] = {
@@ -220,16 +207,12 @@ def _trimmed_tokenizer(
             for token, token_id in sorted(model["vocab"].items(), key=lambda item: item[1])
             if token_id in new_ids
         }
-        model["merges"] = [
-            pair
-            for pair in model["merges"]
-            if all(part in model["vocab"] for part in (*pair, "".join(pair)))
-        ]
+        known = model["vocab"].keys()
+        model["merges"] = [pair for pair in model["merges"] if {*pair, "".join(pair)} <= known]
     else:
         model["unk_id"] = new_ids[model["unk_id"]]
-        model["vocab"] = [
-            entry for token_id, entry in enumerate(model["vocab"]) if token_id in new_ids
-        ]
+        rows = enumerate(model["vocab"])
+        model["vocab"] = [entry for token_id, entry in rows if token_id in new_ids]
     for added in pipeline["added_tokens"]:
         added["id"] = new_ids[added["id"]]
     _renumber_special_tokens(pipeline["post_processor"] or {}, new_ids)
@@ -283,9 +266,9 @@ def _trimmed_model(
     new_ids: Mapping[int, int],
 ) -> VanillaTransformerForConditionalGeneration:
     config = copy.deepcopy(model.config)
-    for name in ("vocab_size", "decoder_vocab_size"):
-        if getattr(config, name) is not None:
-            setattr(config, name, len(kept))
+    config.vocab_size = len(kept)
+    if config.decoder_vocab_size is not None:
+        config.decoder_vocab_size = len(kept)
     _renumber(config, new_ids)
     with torch.device("meta"):
         smaller = type(model)(config)
@@ -298,7 +281,6 @@ def _trimmed_model(
     }
     smaller.load_state_dict(weights, strict=False, assign=True)
     smaller.tie_weights()
-    align_weights(smaller)
     smaller.generation_config = copy.deepcopy(model.generation_config)
     _renumber(smaller.generation_config, new_ids)
     return smaller.train(model.training)
@@ -309,19 +291,19 @@ def _renumber(config: Any, new_ids: Mapping[int, int]) -> None:
 
     def renumbered(value: Any) -> Any:
         """The value with new ids; None where an entry of it is gone."""
-        if not isinstance(value, list | tuple):
-            # A bias stays.
-            return value if isinstance(value, float) else new_ids.get(value)
-        new = [renumbered(one) for one in value]
-        return None if None in new else new
+        if isinstance(value, list | tuple):
+            new = [renumbered(one) for one in value]
+            return None if None in new else new
+        # A bias stays.
+        return value if isinstance(value, float) else new_ids.get(value)
 
-    for field in _FIELDS_WITH_IDS:
+    for field in (*_NEEDED_IDS, *_BANS):
         value = getattr(config, field, None)
         if isinstance(value, dict):
             # A file has pairs, a program may have set a dictionary.
             value = [*value.items()]
         if isinstance(value, list):
-            remaining = (new for one in value if (new := renumbered(one)) is not None)
-            setattr(config, field, [*remaining] or None)
+            value = [new for one in value if (new := renumbered(one)) is not None] or None
+            setattr(config, field, value)
         elif value is not None:
             setattr(config, field, new_ids[value])

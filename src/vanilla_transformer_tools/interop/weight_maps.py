@@ -211,20 +211,17 @@ class WeightMap:
         uses: dict[str, list[TensorPart]] = defaultdict(list)
         for piece in used:
             uses[piece.name].append(piece)
-        # Blocks of one size cannot share rows.
-        twice = sorted(
-            name
-            for name, parts in uses.items()
-            if len({(one.blocks, one.transposed) for one in parts}) > 1
-            or len({*parts}) < len(parts)
-        )
-        faults = [f"{name} is used more than once" for name in twice]
+        faults = []
         for name, shape in sources.items():
-            if any(fnmatchcase(name, one) for one in self.ignored):
-                continue
-            if name not in twice and len(uses[name]) != (uses[name][0].blocks if uses[name] else 1):
+            parts = uses[name]
+            cuts = {(one.blocks, one.transposed) for one in parts}
+            is_ignored = any(fnmatchcase(name, one) for one in self.ignored)
+            # Blocks of one size cannot share rows.
+            if len(cuts) > 1 or len({*parts}) < len(parts):
+                faults.append(f"{name} is used more than once")
+            elif len(parts) != (parts[0].blocks if parts else 1) and not is_ignored:
                 faults.append(
-                    f"{name} {list(shape)} is used {'in part' if uses[name] else 'by no rule'}"
+                    f"{name} {list(shape)} is used {'in part' if parts else 'by no rule'}"
                 )
         return faults
 
@@ -288,14 +285,12 @@ def _expand(target: str, source: str | list[str]) -> Iterable[tuple[re.Pattern[s
     sources = source if isinstance(source, list) else [source]
     braces = list(dict.fromkeys(_ALTERNATIVES.findall(target)))
     for choice in itertools.product(*(brace[1:-1].split(",") for brace in braces)):
-        chosen = dict(zip(braces, choice, strict=True))
-        filled, *texts = (_fill(text, chosen) for text in (target, *sources))
+        texts = [target, *sources]
+        for brace, word in zip(braces, choice, strict=True):
+            texts = [text.replace(brace, word) for text in texts]
+        filled, *texts = texts
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(filled))
         yield re.compile(pattern), [one for text in texts for one in _alternatives(text)]
-
-
-def _fill(text: str, chosen: Mapping[str, str]) -> str:
-    return _ALTERNATIVES.sub(lambda found: chosen.get(found[0], found[0]), text)
 
 
 def _alternatives(text: str) -> list[str]:

@@ -1,7 +1,9 @@
 """The interface of engines: token ids in, hypotheses out."""
 
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import Protocol
+from math import nan
+from typing import Protocol, Self
 
 from vanilla_transformer_tools.search import Search
 
@@ -20,6 +22,12 @@ class Hypothesis:
     tokens: list[int]
     score: float
     end: int | None
+
+    @classmethod
+    def of(cls, output: list[int], ends: Container[int]) -> Self:
+        """An output up to the first token that ends it."""
+        place = next((place for place, token in enumerate(output) if token in ends), None)
+        return cls(output[:place], nan, None if place is None else output[place])
 
     @property
     def reached_limit(self) -> bool:

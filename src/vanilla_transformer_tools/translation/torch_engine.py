@@ -8,19 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.generation import (
-    ForcedBOSTokenLogitsProcessor,
-    LogitNormalization,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import PreTrainedModel, generation
 
 from vanilla_transformer.backend_vanilla_transformer import SourceLengthLimit, reason_against
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -117,8 +105,10 @@ class TorchEngine:
             [limits[row] for row in rows],
             search,
         )
+        # Beam search may pad rows with `</s>`; one beyond the limit does not end the output.
         hypotheses = [
-            self._hypothesis(output, limits[index // count]) for index, output in enumerate(outputs)
+            Hypothesis.of(output[: limits[index // count]], self.end_ids)
+            for index, output in enumerate(outputs)
         ]
         is_ranked = search.do_sample and count > 1
         if search.scores or is_ranked:
@@ -213,19 +203,19 @@ class TorchEngine:
             [*tokens, *rest] for tokens, rests in zip(begun, found, strict=True) for rest in rests
         ]
 
-    def _processors(self, search: Search) -> Iterator[LogitsProcessor]:
+    def _processors(self, search: Search) -> Iterator[generation.LogitsProcessor]:
         """The processors that `generate` makes of the same settings, in its order."""
         if search.repetition_penalty != 1:
-            yield RepetitionPenaltyLogitsProcessor(search.repetition_penalty)
+            yield generation.RepetitionPenaltyLogitsProcessor(search.repetition_penalty)
         if search.no_repeat_ngram_size:
-            yield NoRepeatNGramLogitsProcessor(search.no_repeat_ngram_size)
+            yield generation.NoRepeatNGramLogitsProcessor(search.no_repeat_ngram_size)
         if search.min_length:
-            device = str(self.model.device)
-            yield MinLengthLogitsProcessor(1 + search.min_length, sorted(self.end_ids), device)
+            ends, device = sorted(self.end_ids), str(self.model.device)
+            yield generation.MinLengthLogitsProcessor(1 + search.min_length, ends, device)
         if search.first_token is not None:
-            yield ForcedBOSTokenLogitsProcessor(search.first_token)
+            yield generation.ForcedBOSTokenLogitsProcessor(search.first_token)
         if self.model.generation_config.renormalize_logits:
-            yield LogitNormalization()
+            yield generation.LogitNormalization()
 
     @torch.inference_mode()
     def force(
@@ -235,6 +225,7 @@ class TorchEngine:
         *,
         align: bool = False,
         end_length: int = 1,
+        banned: Sequence[int] = (),
     ) -> Iterator[ForcedPass]:
         """Reads given outputs with their sources, all positions in one pass (teacher forcing).
 
@@ -248,6 +239,7 @@ class TorchEngine:
                 the outputs of the first source first.
             align: Whether alignments are wanted; otherwise they are empty.
             end_length: Tokens at the end of each source that are no text, as `end_length` counts.
+            banned: Ids that get no probability.
 
         Raises:
             ValueError: If a row is longer than the positions of the model.
@@ -266,10 +258,15 @@ class TorchEngine:
             rows = self._tensor([(first + index) // copies for index in range(len(part))])
             states = [whole[rows] for whole in encoded]
             end = end_length if align else None
-            yield from self._force_rows(part, states, attention_mask[rows], end)
+            yield from self._force_rows(part, states, attention_mask[rows], end, list(banned))
 
     def _force_rows(
-        self, targets: list[list[int]], states: list[Tensor], mask: Tensor, end_length: int | None
+        self,
+        targets: list[list[int]],
+        states: list[Tensor],
+        mask: Tensor,
+        end_length: int | None,
+        banned: list[int],
     ) -> Iterator[ForcedPass]:
         """One pass over targets and the encoded source of each; aligns unless the end is None."""
         labels, _ = self._pad(targets)
@@ -287,7 +284,10 @@ class TorchEngine:
                 )
                 for model, encoded in zip(self.models, states, strict=True)
             ]
-        log_probs = mean_log_probs([output.logits for output in outputs])
+        logits = [output.logits for output in outputs]
+        for each in logits:
+            each[..., banned] = -torch.inf
+        log_probs = mean_log_probs(logits)
         chosen = log_probs.gather(-1, labels[..., None])[..., 0].tolist()
         alignment: list[list[int]] = [[]] * len(targets)
         if end_length is not None:
@@ -319,13 +319,6 @@ class TorchEngine:
             for one in passes
         )
         return [replace(one, score=score) for one, score in zip(hypotheses, scores, strict=True)]
-
-    def _hypothesis(self, output: list[int], limit: int) -> Hypothesis:
-        # Beam search may pad rows with `</s>`; one beyond the limit does not end the output.
-        output = output[:limit]
-        place = next((place for place, token in enumerate(output) if token in self.end_ids), None)
-        end = None if place is None else output[place]
-        return Hypothesis(output[:place], score=float("nan"), end=end)
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Ids and mask `[B, S]`, padded on the right."""
@@ -369,21 +362,21 @@ def _most_attended(attentions: list[tuple[Tensor, ...]], ends: Tensor) -> list[l
     return positions
 
 
-def _sampling(search: Search, sources: list[list[int]]) -> LogitsProcessorList:
+def _sampling(search: Search, sources: list[list[int]]) -> generation.LogitsProcessorList:
     """Processors that turn greedy search into sampling; none without `do_sample`.
 
     By the Gumbel-max trick (Gumbel 1954), the largest logit with noise is a random draw from the
     softmax. Each row has its own noise, whatever the other sentences of its batch.
     """
-    processors = LogitsProcessorList()
+    processors = generation.LogitsProcessorList()
     if not search.do_sample:
         return processors
     if search.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(search.temperature))
+        processors.append(generation.TemperatureLogitsWarper(search.temperature))
     if search.top_k:
-        processors.append(TopKLogitsWarper(search.top_k))
+        processors.append(generation.TopKLogitsWarper(search.top_k))
     if search.top_p < 1.0:
-        processors.append(TopPLogitsWarper(search.top_p))
+        processors.append(generation.TopPLogitsWarper(search.top_p))
     generators = []
     for index, source in enumerate(sources):
         kind = search.seed, index % search.num_hypotheses, source
