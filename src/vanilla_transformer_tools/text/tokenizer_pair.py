@@ -146,26 +146,23 @@ class TokenizerPair:
             "source": (self.source, config.get("vocab_size")),
             "target": (self.target, config.get("decoder_vocab_size") or config.get("vocab_size")),
         }
-        faults = [
-            f"{entries:,} entries of the {side} for a table of {size:,}"
-            for side, (tokenizer, size) in sizes.items()
-            for entries in [_entries(tokenizer, side)]
+        faults = []
+        for side, (tokenizer, size) in sizes.items():
+            is_ours = isinstance(tokenizer, VanillaTransformerTokenizer)
+            entries = len(tokenizer) if is_ours else 1 + max(tokens_by_id(tokenizer, side))
             # Tables of others have rows to spare; ours never have.
-            if size is not None
-            and (
-                entries > size
-                or (entries < size and isinstance(tokenizer, VanillaTransformerTokenizer))
-            )
-        ]
-        faults += [
-            f"{token} {token_id} for {expected}"
-            for token in _COMMON_TOKENS
-            for token_id, expected in [(_id_of(self.source, token), config.get(f"{token}_id"))]
+            if size is not None and (entries > size or (entries < size and is_ours)):
+                faults.append(f"{entries:,} entries of the {side} for a table of {size:,}")
+        for token in _COMMON_TOKENS:
+            token_id, expected = getattr(self.source, f"{token}_id"), config.get(f"{token}_id")
+            if token_id is None and token == "eos_token":
+                # FSMT's tokenizer calls its `</s>` a separator.
+                token_id = getattr(self.source, "sep_token_id", None)
             # Marian's tokenizer has no `<s>`.
-            if expected is not None
-            and token_id not in (expected if isinstance(expected, list) else [expected])
-            and not (token == "bos_token" and token_id is None)
-        ]
+            lacks_bos = token == "bos_token" and token_id is None
+            allowed = expected if isinstance(expected, list) else [expected]
+            if expected is not None and token_id not in allowed and not lacks_bos:
+                faults.append(f"{token} {token_id} for {expected}")
         if faults:
             raise ValueError(
                 f"The tokenizer of {name!r} is not the one of its model, got {'; '.join(faults)}. "
@@ -269,22 +266,6 @@ def speller(
         tokens = tokens_by_id(tokenizer, side)
         return lambda ids: [tokens.get(token_id, tokenizer.unk_token) for token_id in ids]
     return lambda ids: tokenizer.convert_ids_to_tokens(list(ids))
-
-
-def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
-    """Id of a special token, such as `eos_token`."""
-    token_id: int | None = getattr(tokenizer, f"{token}_id")
-    if token_id is None and token == "eos_token":
-        # FSMT's tokenizer calls its `</s>` a separator.
-        token_id = getattr(tokenizer, "sep_token_id", None)
-    return token_id
-
-
-def _entries(tokenizer: PreTrainedTokenizerBase, side: str) -> int:
-    """Rows that a table for this tokenizer needs."""
-    if isinstance(tokenizer, VanillaTransformerTokenizer):
-        return len(tokenizer)
-    return 1 + max(tokens_by_id(tokenizer, side))
 
 
 def _content(tokenizer: PreTrainedTokenizerBase) -> str:

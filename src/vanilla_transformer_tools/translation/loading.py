@@ -10,12 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.saved_folder import RUN_FILE, check_files, load_model, read_run
 from vanilla_transformer_tools.settings import EXPORT_FOLDER, EngineName
-from vanilla_transformer_tools.text.sentences import (
-    INNER_ENDS,
-    MOST_INNER_ENDS,
-    MOST_WITHOUT_LETTER,
-    WITHOUT_LETTER,
-)
+from vanilla_transformer_tools.text import sentences
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
 from vanilla_transformer_tools.translation.engine import Engine
 from vanilla_transformer_tools.translation.generation_settings import refuse_torch_only, torch_only
@@ -50,11 +45,12 @@ def training_defaults(model_name_or_path: str) -> dict[str, Any]:
         share = run.get(name)
         return isinstance(share, (int, float)) and share <= most
 
-    is_split = is_at_most(INNER_ENDS, MOST_INNER_ENDS)
+    is_split = is_at_most(sentences.INNER_ENDS, sentences.MOST_INNER_ENDS)
+    has_letters = is_at_most(sentences.WITHOUT_LETTER, sentences.MOST_WITHOUT_LETTER)
     return {
         "max_source_length": length,
         "split_sentences": is_split,
-        "copy_without_letters": is_split and is_at_most(WITHOUT_LETTER, MOST_WITHOUT_LETTER),
+        "copy_without_letters": is_split and has_letters,
     }
 
 

@@ -139,7 +139,10 @@ class Translator:
         self.max_source_length = int(min(max_source_length, self.engine.last_position))
         rows = search.num_hypotheses if search.do_sample else search.num_beams
         if max_tokens_per_batch is None:
-            max_tokens_per_batch = TOKENS_ON_GPU if _is_on_gpu(self.engine) else TOKENS_ON_CPU
+            on_gpu = (
+                isinstance(self.engine, TorchEngine) and self.engine.model.device.type == "cuda"
+            )
+            max_tokens_per_batch = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU
         self._budget = max_tokens_per_batch
         self.max_tokens_per_batch = max_tokens_per_batch // rows
         if faults := list(self._faults(generation_config.decoder_start_token_id)):
@@ -435,7 +438,3 @@ def _engine_of(model: PreTrainedModel | Engine) -> Engine:
             "adapter, and `torch.compile` leaves the model that it was given as it was."
         )
     return model
-
-
-def _is_on_gpu(engine: Engine) -> bool:
-    return isinstance(engine, TorchEngine) and engine.model.device.type == "cuda"
