@@ -21,7 +21,7 @@ ADVICE = (
 LINES = {
     "src": (21_155, 18_000),
     "src/vanilla_transformer": (4_107, 3_500),
-    "tests": (25_962, 23_000),
+    "tests": (25_186, 23_000),
 }
 DEFECTS = (450, 450)
 WORDS_OF_DOCS = (38_000, 38_000)

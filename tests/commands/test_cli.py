@@ -15,7 +15,7 @@ from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.evaluation.swapped import SOURCE_WORDS, frequent_words
 from vanilla_transformer_tools.files import read_lines
 
-from .conftest import Outcome
+from .conftest import Outcome, as_bytes
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 
@@ -33,15 +33,9 @@ def pair(corpus: Path, split: str) -> list[Path]:
 
 
 @pytest.fixture
-def model(folder: Path) -> Path:
-    """A model that writes nonsense."""
-    return folder
-
-
-@pytest.fixture
-def copied_model(model: Path, tmp_path: Path) -> Path:
-    """A copy of `model` for tests that change it."""
-    return shutil.copytree(model, tmp_path / "model")
+def copied_model(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the model for tests that change it."""
+    return shutil.copytree(folder, tmp_path / "model")
 
 
 @pytest.fixture
@@ -50,30 +44,26 @@ def sources(corpus: Path) -> list[str]:
     return list(read_lines(corpus / "test.de"))
 
 
-def as_input(lines: list[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
 # Translating
 
 
-def test_translate_gives_a_line_for_each_line_in_order(run, model, sources):
-    together = run("translate", "--model", model, stdin=as_input(["", *sources[:4], " \t", ""]))
+def test_translate_gives_a_line_for_each_line_in_order(run, folder, sources):
+    together = run("translate", "--model", folder, stdin=as_bytes(["", *sources[:4], " \t", ""]))
 
-    alone = [run("translate", "--model", model, source).out for source in sources[:4]]
+    alone = [run("translate", "--model", folder, source).out for source in sources[:4]]
     assert together.out == "".join(["\n", *alone, " \t\n\n"])
     assert len({*alone, "\n"}) == 5
     assert together.status == 0
 
 
-def test_translate_takes_text_on_both_sides_of_options_and_switches(run, model):
-    piped = run("translate", "--model", model, stdin=b"drei\nvier hundert\n")
+def test_translate_takes_text_on_both_sides_of_options_and_switches(run, folder):
+    piped = run("translate", "--model", folder, stdin=b"drei\nvier hundert\n")
 
-    assert run("translate", "drei", "--model", model, "vier hundert") == piped
-    given = ["drei", "--model", model, "--trust_remote_code", "vier hundert"]
+    assert run("translate", "drei", "--model", folder, "vier hundert") == piped
+    given = ["drei", "--model", folder, "--trust_remote_code", "vier hundert"]
     assert run("translate", *given) == piped
-    piped = run("translate", "--model", model, stdin=b"drei\n--model\n")
-    assert run("translate", "drei", "--model", model, "--", "--model") == piped
+    piped = run("translate", "--model", folder, stdin=b"drei\n--model\n")
+    assert run("translate", "drei", "--model", folder, "--", "--model") == piped
 
 
 def test_console_script_runs_the_command():
@@ -128,7 +118,7 @@ def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources
     run(*evaluate, "--test", *pair(corpus, "test"))
     written = (tmp_path / "out").read_text(encoding="utf-8")
     translate = ["translate", "--model", copied_model, "--num_beams", 1]
-    assert written == run(*translate, stdin=as_input(sources)).out
+    assert written == run(*translate, stdin=as_bytes(sources)).out
 
     # Against itself the translation is perfect; other results of the folder stay.
     test = ["--test", corpus / "test.de", tmp_path / "out"]
@@ -137,25 +127,16 @@ def test_evaluate_scores_what_translate_gives(run, copied_model, corpus, sources
     assert json.loads((copied_model / "results.json").read_text()).keys() == {"test", "itself"}
 
 
-@pytest.fixture
-def translations(corpus: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """Two files of translations of the test set: all right, and all but the first two right."""
-    references = list(read_lines(corpus / "test.en"))
-    files = tmp_path / "right.en", tmp_path / "nearly.en"
-    for file, lines in zip(files, (references, ["x", "y", *references[2:]]), strict=True):
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return files
-
-
-def test_evaluate_compares_two_files(run, corpus, translations):
-    right, nearly = translations
+def test_evaluate_compares_two_files(run, corpus, write):
+    right = corpus / "test.en"
+    nearly = write("nearly.en", "x", "y", *list(read_lines(right))[2:])
     argv = ["--hypotheses", right, "--against", nearly, "--test", *pair(corpus, "test")]
 
     outcome = run("evaluate", *argv, "--metrics", "wer", "--bootstrap", 40)
 
     assert (outcome.status, outcome.err) == (0, "")
     heading, row, meaning = outcome.out.split("\n\n")[1].split("\n")[:3]
-    assert heading.split() == [str(right), str(nearly), "difference", "p"]
+    assert heading.split() == [str(right), nearly, "difference", "p"]
     assert row.split()[:4] == ["WER", "0.00", "8.00", "-8.00"]
     assert meaning.startswith("p: ")
 
@@ -184,6 +165,7 @@ def test_help_loads_neither_torch_nor_an_extra():
 
 def test_no_arguments_are_a_question_for_help(run):
     assert run() == run("--help")
+    assert run("--version").out.startswith("vanilla-transformer 0.")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -120,22 +120,3 @@ def test_translations_are_utf_8_in_any_terminal(monkeypatch):
         write("\u4e2d\n".encode())
 
     assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"
-
-
-def test_version_and_the_nearest_command_file_and_option_are_named(
-    run, folder, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "test.de").write_text("ja\n")
-
-    assert run("--version").out.startswith("vanilla-transformer 0.")
-    for words, message in (
-        (["trian"], "unknown command 'trian'; did you mean train?"),
-        (["train", "--trian", "a", "b"], "unknown option --trian; did you mean --train?"),
-        (
-            ["translate", "--model", folder, "--input", "tset.de"],
-            "--input: there is no file or folder 'tset.de'; did you mean 'test.de'?",
-        ),
-    ):
-        status, _, err = run(*words)
-        assert (status, err.splitlines()[-1]) == (2, f"vanilla-transformer: {message}")

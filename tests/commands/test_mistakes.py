@@ -52,6 +52,7 @@ def of_outputs() -> Iterator[tuple[str, str]]:
 
 MISTAKES = [
     ("trian", "unknown command 'trian'; did you mean train?"),
+    ("train --trian a b", "unknown option --trian; did you mean --train"),
     ("train a b", "unexpected argument 'a'; an option, such as --train, names it"),
     ("push M me/x", "unexpected argument 'me/x'; an option, such as --model, names it"),
     ("translate --device cuda", "unknown option --device; a GPU is used if there is one"),
@@ -78,6 +79,7 @@ MISTAKES = [
     ("translate --model M --input a text", "exclude each other, got the text 'text' too"),
     ("translate --model M --prefix a --prefix_file b", "--prefix and --prefix_file exclude each"),
     ("translate --model M --n_best 0", "--n_best must be at least 1, got 0"),
+    ("translate --model M --input shrt", "there is no file or folder 'shrt'; did you mean 'short'"),
     ("translate --model M --input bad --output OUT", "got byte 0xE9 at byte 5 of line 2"),
     ("translate --model M --input pipe", "--input must be a regular file, .* got 'pipe'"),
     ("translate --model M --prefix_file pipe", "--prefix_file must be a regular file, .* 'pipe'"),
@@ -120,6 +122,15 @@ MISTAKES = [
     ("attention --model M --alignments a b --kind encoder", "--kind is for the attention of a"),
     ("attention --model M --alignments a absent", "--alignments: there is no file .* 'absent'"),
     ("attention --model M --alignments a a --units a short", "4 in 'a', 4 in 'a', 1 in 'short'"),
+    # Importing and exporting
+    ("import M OUT --tokenizer words", "--tokenizer needs --mapping, .* got 'words'. Leave it out"),
+    ("import M OUT --mapping none.yaml", "--mapping: there is no file or folder 'none.yaml'"),
+    ("import M OUT --min_count 2", "--min_count needs --keep_vocabulary, got only 2"),
+    ("import M OUT --keep_vocabulary words", "--keep_vocabulary: there is no .* 'words'"),
+    ("export M OUT --format onnx --quantization int16", "float32 with --format onnx, got int16"),
+    ("export M OUT --format marian --quantization int8", "with --format marian, got int8"),
+    ("export M OUT --format marian --sample a", "--format ctranslate2, onnx, got marian"),
+    ("export M OUT --sample absent", "--sample: there is no file or folder 'absent'"),
     # Sharing
     ("push me/x", "--model needs the folder of a model"),
     ("push --model=W me/x", "--model: there is no file or folder 'W'"),

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.commands.__main__ import COMMANDS
 from vanilla_transformer_tools.commands.attention import AttentionSettings
@@ -33,6 +34,7 @@ from vanilla_transformer_tools.training import build as building
 from vanilla_transformer_tools.training import run as training
 from vanilla_transformer_tools.translation import Search, Translation, Translator
 
+from ..plugin.test_configuration import BIG
 from ..support.documents import ROOT
 from ..support.training_runs import build_arguments, build_settings
 
@@ -125,17 +127,6 @@ def test_options_that_are_given_are_known_by_name_in_every_spelling(watch, write
     )
 
     assert calls[0][1]["given"] == {"vocab_size", "train", "use_cpu", "warmup_steps", "max_length"}
-
-
-def test_train_takes_learning_rate_and_warm_up_of_the_preset(watch):
-    calls = watch(training, "train")
-
-    main(["train", "--train", "a.de", "a.en", "--use_cpu", "--preset", "base"])
-
-    ((_, arguments), _) = calls[0]
-    base = PRESETS["base"]
-    assert arguments.learning_rate == base.learning_rate
-    assert arguments.warmup_steps == base.warmup_steps
 
 
 @pytest.mark.parametrize(
@@ -361,31 +352,16 @@ def test_export_passes_each_option_on(runtime, kind, watch, write):
 # Values that belong together, and paths that are completed
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "d_model", "ffn_dim", "heads", "dropout"),
-    [
-        # Table 3 of the paper.
-        ("base", 6, 512, 2048, 8, 0.1),
-        ("big", 6, 1024, 4096, 16, 0.3),
-    ],
-)
-def test_presets_of_the_paper_have_its_sizes_and_schedule(
-    name, layers, d_model, ffn_dim, heads, dropout
-):
-    preset = PRESETS[name]
+@pytest.mark.parametrize(("name", "sizes", "dropout"), [("base", {}, 0.1), ("big", BIG, 0.3)])
+def test_presets_of_the_paper_have_its_sizes_and_schedule(name, sizes, dropout):
+    preset, paper = PRESETS[name], VanillaTransformerConfig(**sizes, dropout=dropout)
 
-    sizes = {"layers": layers, "ffn_dim": ffn_dim, "attention_heads": heads}
-    assert preset.config() == {
-        "d_model": d_model,
-        "dropout": dropout,
-        **{
-            f"{side}_{size}": value
-            for side in ("encoder", "decoder")
-            for size, value in sizes.items()
-        },
-    }
+    config = preset.config()
+    assert config.keys() == {"encoder_layers", "decoder_layers", "dropout", *BIG}
+    assert config == {field: getattr(paper, field) for field in config}
     # The peak of equation (3).
-    assert preset.learning_rate == pytest.approx((d_model * preset.warmup_steps) ** -0.5, rel=0.02)
+    peak = (paper.d_model * preset.warmup_steps) ** -0.5
+    assert preset.learning_rate == pytest.approx(peak, rel=0.02)
 
 
 def test_data_is_the_folder_of_training_and_validation_files():

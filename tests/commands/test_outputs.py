@@ -1,7 +1,5 @@
 """What the commands write, and what becomes of it when something goes wrong."""
 
-import pytest
-
 from vanilla_transformer_tools.translation import translator
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
@@ -11,18 +9,13 @@ LINES = ["ein hund rennt", "ja", "der alte mann", "x"]
 BEFORE = "".join(f"{line}\n" for line in LINES)
 
 
-@pytest.fixture
-def model(folder):
-    return folder
-
-
 # A disk that is full
 
 
-def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path):
+def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, folder, tmp_path):
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_text(BEFORE * 30)
-    argv = ["translate", "--model", model, "--input", source, "--prefix", 9 * "eine lange zeile "]
+    argv = ["translate", "--model", folder, "--input", source, "--prefix", 9 * "eine lange zeile "]
     argv += ["--max_extra_tokens", 0]
     whole = run(*argv)[1].encode()
 
@@ -43,9 +36,9 @@ def test_full_disk_leaves_whole_lines_and_a_job_to_continue(run, model, tmp_path
 # Lines that are done before something goes wrong
 
 
-def test_good_lines_of_standard_input_are_written_before_the_error(run, model, monkeypatch):
+def test_good_lines_of_standard_input_are_written_before_the_error(run, folder, monkeypatch):
     monkeypatch.setattr(translator, "WINDOW_LINES", 3)
-    argv = ["translate", "--model", model, "--max_extra_tokens", 3]
+    argv = ["translate", "--model", folder, "--max_extra_tokens", 3]
     expected = run(*argv, stdin=BEFORE.encode())[1]
 
     for good in (BEFORE, BEFORE * 2):
@@ -56,9 +49,11 @@ def test_good_lines_of_standard_input_are_written_before_the_error(run, model, m
         assert err.count("vanilla-transformer:") == 1
 
 
-def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(run, model, monkeypatch):
+def test_lines_that_are_finished_are_written_before_the_error_of_an_engine(
+    run, folder, monkeypatch
+):
     monkeypatch.setattr(translator, "WINDOW_LINES", 4)
-    argv = ["translate", "--model", model, "--max_extra_tokens", 3, "--max_tokens_per_batch", 1]
+    argv = ["translate", "--model", folder, "--max_extra_tokens", 3, "--max_tokens_per_batch", 1]
     # Sorted by length, so that these are done in the order of their numbers but for the last.
     lines = ["ja", "nein", "x", "ja", "ein hund rennt im wald", "ein hund rennt", "", "ja", "wo"]
     expected = run(*argv, *lines)[1].split("\n")

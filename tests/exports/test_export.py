@@ -229,16 +229,6 @@ def test_nothing_is_replaced(source, tmp_path, monkeypatch):
         assert files(tmp_path) == {"model", "out"}
 
 
-def test_command_exports_and_reports_the_agreement(source, tmp_path, write, capsys):
-    sample, output = write("sample.txt", *LINES), tmp_path / "a" / "b"
-
-    main(["export", "--quantization", "float32", "--sample", sample, source, str(output)])
-
-    told = capsys.readouterr().out
-    assert told.startswith(f"{output}: 3 of 3 lines translated as by torch")
-    assert json.loads((output / "config.json").read_text())["add_source_eos"] is False
-
-
 def test_export_is_found_in_the_folder_of_its_model(source, write, refused, capsys):
     record = {"files": describe_model_files(Path(source))}
     write_run(Path(source), record)
@@ -276,21 +266,6 @@ def test_export_is_found_in_the_folder_of_its_model(source, write, refused, caps
     with pytest.raises(ValueError, match=r"must be an export .* no checksums"):
         Translator.from_pretrained(source, engine="ctranslate2")
     assert faster_export(engines[0].engine).endswith(" --model FOLDER\n")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (
-            ["--format", "onnx", "--quantization", "int16"],
-            "must be float32 with --format onnx, got int16",
-        ),
-        (["--sample", "missing.txt"], "missing.txt"),
-    ],
-)
-def test_command_tells_a_mistake(source, tmp_path, refused, argv, message):
-    assert message in refused("export", *argv, source, tmp_path / "out")
-    assert files(tmp_path) == {"model"}
 
 
 def test_searches_that_only_torch_does_are_refused(source, tmp_path, refused):

@@ -260,19 +260,6 @@ def test_weights_that_are_no_finite_numbers_are_refused(
         import_model(str(tmp_path / "w.pt"), tmp_path / "ours", mapping=mapping())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--tokenizer", "words"], "--tokenizer needs --mapping, .* got 'words'. Leave it out"),
-        (["--mapping", "none.yaml"], "--mapping: there is no file or folder 'none.yaml'"),
-        (["--min_count", "2"], "--min_count needs --keep_vocabulary, got only 2"),
-        (["--keep_vocabulary", "words"], "--keep_vocabulary: there is no file or folder 'words'"),
-    ],
-)
-def test_command_refuses_options_that_do_not_fit(tmp_path, refused, options, message):
-    assert re.search(message, refused("import", tmp_path, tmp_path / "ours", *options))
-
-
 def test_value_of_another_type_is_refused(weights, mapping):
     with pytest.raises(ValueError, match=r"d_model.* expected int"):
         load_source(str(weights), mapping(**with_constants(d_model="large"))).plan()

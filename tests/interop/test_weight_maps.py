@@ -98,24 +98,6 @@ def test_rule_may_name_a_tied_tensor_as_its_original():
     assert plan.copies == {}
 
 
-def test_source_may_have_the_tensors_of_an_older_release():
-    older = {"{q,k}.{i}": "{q,k}_of.{i}", "norm": "fused[1/2]", "bias": "fused[0/2]"}
-    weights = WeightMap({"both.{i}": "{q,k}.{i}", "{norm,bias}": "{norm,bias}"}, (), older)
-    targets = {"both.3": (4,), "norm": (1,), "bias": (1,)}
-
-    plan = weights.plan(targets, {"q.3": (2,), "k_of.3": (2,), "fused": (2,)})
-    empty = weights.plan({"norm": (1,)}, {})
-
-    assert plan.faults == []
-    assert list(plan.lines()) == [
-        "both.3 <- q.3 + k_of.3",
-        "norm <- fused[1/2]",
-        "bias <- fused[0/2]",
-    ]
-    # In the names of the newest release.
-    assert empty.faults == ["norm [1]: the source has no norm"]
-
-
 @pytest.mark.parametrize(
     ("target", "source", "fault"),
     [

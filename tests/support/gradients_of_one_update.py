@@ -2,8 +2,7 @@
 
 Usage: gradients_of_one_update.py FOLDER
 
-The folder then holds, one for each process, `gradients-RANK.pt` and `updates-RANK.pt`, and the
-trained `model`. It must hold what `write_corpus` writes.
+The folder then holds, one for each process, `gradients-RANK.pt` and `updates-RANK.pt`.
 """
 
 import sys
@@ -26,8 +25,6 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.options import recipe
-from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.schedule import Schedule
 
 # Sentences of a batch, over all processes together, and batches of an update: 16 sentences each.
@@ -140,34 +137,6 @@ def gradients_of_one_update(
     return keeper.gradients
 
 
-def train_on_token_batches(corpus: Path, folder: Path) -> None:
-    """The whole training command for two epochs over `corpus`, a folder from `write_corpus`."""
-    files = [str(corpus / name) for name in ("source", "target")]
-    settings = TrainSettings(
-        train=files,
-        validation=files,
-        config=["encoder_layers=1", "decoder_layers=1", "dropout=0"],
-        tokenizer_kind="word",
-        # Every batch holds two pairs or more: one process has no need to cut in other places.
-        max_tokens_per_batch=50,
-    )
-    changes = {"num_train_epochs": 2, "save_strategy": "epoch", "warmup_steps": 0}
-    # Two processes have 42 places: for each of the fourteen pairs three.
-    changes["per_device_eval_batch_size"] = 21
-    changes["generation_max_length"] = 12
-    arguments = build_arguments(folder, **recipe(settings) | PLAIN_DESCENT | changes)
-    # Products in float32, whatever the processor is faster with.
-    train(settings, arguments, given=["bf16"])
-
-
-def write_corpus(folder: Path) -> None:
-    """Writes fourteen pairs, without the longest, as lines of words in `source` and `target`."""
-    pairs = ragged_pairs().select(range(14))
-    for side, column in (("source", "input_ids"), ("target", "labels")):
-        lines = [" ".join(f"w{token}" for token in ids[:-1]) for ids in pairs[column]]
-        (folder / side).write_text("".join(f"{line}\n" for line in lines))
-
-
 def updates_until_stop(folder: Path, stop: Schedule) -> int:
     """Number of updates that training makes until `stop` ends it."""
     model = build_model(label_smoothing=0.0)
@@ -191,18 +160,11 @@ def main() -> None:
     }
     rank = torch.distributed.get_rank()
     torch.save(gradients, folder / f"gradients-{rank}.pt")
-    train_and_stop(folder, rank)
-    torch.distributed.destroy_process_group()
-
-
-def train_and_stop(folder: Path, rank: int) -> None:
-    """Trains a model by the command, and another one until a process is interrupted."""
-    train_on_token_batches(folder, folder / "model")
-
     # The signal of a Ctrl-C need not reach all processes, and their clocks differ.
     stop = Schedule(TrainSettings())
     stop.interrupted = rank == 1
     torch.save(updates_until_stop(folder, stop), folder / f"updates-{rank}.pt")
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Training text in capitals and in title case: which pairs, when, and what stays as it is."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -12,10 +10,10 @@ from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransfor
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text import token_ids
 from vanilla_transformer_tools.text.casing import Casing
-from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.text.token_ids import learn_tokenizer
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.text.training_data import build_data
+
+from .test_training_data import build as build_data
 
 SETTINGS = TrainSettings(
     all_caps_every=3, title_case_every=4, max_length=40, max_tokens_per_batch=160
@@ -33,18 +31,8 @@ def build(streaming=False, pairs=PAIRS, **changes):
     tokenizer = VanillaTransformerTokenizer.train(
         [*text, *map(str.upper, text)], kind="char", symbols=["<ph>"], target_languages=["de"]
     )
-    names = ("source", "target", "tag")
-    columns = dict(zip(names, map(list, zip(*pairs, strict=True)), strict=False))
-    filtered = FilteredPairs(Dataset.from_dict(columns), (), np.zeros(len(pairs), np.uint8))
-    given = {"seed": 0, "data_seed": None, "world_size": 1, "process_index": 0}
     settings = replace(SETTINGS, streaming=streaming, shuffle_buffer=24)
-    data = build_data(
-        Corpus(filtered, None, lambda: iter(pairs)),
-        TokenizerPair.joint(tokenizer),
-        settings,
-        SimpleNamespace(**given | changes),
-    )
-    return data, tokenizer
+    return build_data(TokenizerPair.joint(tokenizer), settings, pairs, **changes), tokenizer
 
 
 def texts_of(data, tokenizer, number=None):

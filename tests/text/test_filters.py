@@ -3,6 +3,7 @@
 import json
 import pickle
 
+import datasets
 import pytest
 from datasets import Dataset
 
@@ -16,9 +17,6 @@ from vanilla_transformer_tools.text.filters import (
     read_corpus,
 )
 from vanilla_transformer_tools.text.parallel_text import COLUMNS, ParallelText, load_pairs
-from vanilla_transformer_tools.training.run import train
-
-from ..support.training_runs import SIZES, build_arguments, read_json
 
 # One pair for each filter, among others that every filter keeps.
 PAIRS = [
@@ -200,6 +198,9 @@ def test_each_filter_drops_its_own_pair_into_the_file(judged, tmp_path):
 
     assert pairs_of(judged.kept) == [PAIRS[place] for place in KEPT]
     assert judged.dropped == {name: 1 for _, name in DROPPED}
+    total, *rows = judged.summary()
+    assert total == "dropped     6 of 9 pairs, see dropped.jsonl"
+    assert [row.split() for row in rows] == [["1", name] for _, name in DROPPED]
     assert [json.loads(line) for line in read_lines(tmp_path / "dropped.jsonl")] == [
         {"line": row + 1, "filter": name, "source": PAIRS[row][0], "target": PAIRS[row][1]}
         for row, name in DROPPED
@@ -221,62 +222,26 @@ def test_filters_that_leave_nothing_are_refused_with_their_counts(dataset):
         filtered(dataset, filter_empty=True, filter_max_characters=1, filter_duplicates=True)
 
 
-# In a run
-
-
-@pytest.fixture
-def run_settings(write):
-    """Settings of a short run on pairs of which two are dropped."""
-    numbers = [(f"eins {n}", f"one {n}") for n in range(20)]
-    pairs = [("leer", ""), *numbers, ("eins 3", "one 3")]
-    return {
-        "train": [write("train.jsonl", *records(pairs))],
-        "config": SIZES,
-        "vocab_size": 300,
-        "filter_empty": True,
-        "filter_duplicates": True,
-    }
-
-
-def test_run_trains_on_what_is_kept_and_records_what_is_dropped(
-    run_settings, write, tmp_path, capsys
+def test_stream_is_read_without_a_copy_but_for_what_the_tokenizer_learns_from(
+    tmp_path, monkeypatch
 ):
-    test = write("test.txt", "one 7", "one 8")
-    validation = write("validation.jsonl", *records([("eins 5", "one five")]))
-    given = {"tokenizer_kind": "word", "validation": [validation], "filter_overlap": [test]}
-    settings = TrainSettings(**run_settings | given)
-    folder = tmp_path / "run"
+    cache, folder = tmp_path / "cache", tmp_path / "dataset"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+    folder.mkdir()
+    pairs = [*((f"d{n}", f"e{n}") for n in range(9)), ("same", "same")]
+    nested = [json.dumps({"translation": dict(zip("de", pair, strict=True))}) for pair in pairs]
+    for part in range(2):
+        lines = nested[5 * part : 5 * part + 5]
+        (folder / f"train-{part}.jsonl").write_text("\n".join(lines))
+    settings = {"source_column": "translation.d", "target_column": "translation.e"}
+    settings |= {"streaming": True, "tokenizer_pairs": 5, "filter_identical": True}
 
-    train(settings, build_arguments(settings, folder))
+    corpus = read_corpus(TrainSettings(train=[str(folder)], **settings))
 
-    dropped = [json.loads(line) for line in read_lines(folder / "dropped.jsonl")]
-    assert [(line["line"], line["filter"]) for line in dropped] == [
-        (1, "empty"),
-        (7, "overlap"),
-        (9, "overlap"),
-        (10, "overlap"),
-        (22, "duplicates"),
-    ]
-    run = read_json(folder / "run.json")
-    assert run["pairs"] == 17
-    assert run["dropped_pairs"] == {"empty": 1, "overlap": 3, "duplicates": 1}
-    assert run["sha256"].keys() == {"train.jsonl", "validation.jsonl", "test.txt"}
-    printed = capsys.readouterr().out
-    assert "dropped     5 of 22 pairs" in printed
-    assert "pairs       17," in printed
-    vocabulary = read_json(folder / "tokenizer.json")["model"]["vocab"]
-    assert "9" in vocabulary
-    assert not {"leer", "8"} & vocabulary.keys()
-
-
-def test_reader_of_pairs_keeps_tags_and_can_be_sent_to_workers(write):
-    rows = [("a", "b", "de"), ("a", "", "de"), ("a", "b", "en")]
-    file = write("train.tsv", *map("\t".join, rows))
-    settings = TrainSettings(train=[file], tag_column="tag", filter_empty=True)
-
-    read = pickle.loads(pickle.dumps(filters.read_corpus(settings).read))
-
-    assert [*read()] == [rows[0], rows[2]]
+    assert pairs_of(corpus.filtered.kept) == pairs[:5]
+    # As workers get the reader.
+    assert [*pickle.loads(pickle.dumps(corpus.read))()] == pairs[:9]
+    assert not list(cache.rglob("*.arrow"))
 
 
 def test_missing_file_of_overlap_is_refused(tmp_path):

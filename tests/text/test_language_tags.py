@@ -48,11 +48,6 @@ def tokenizer():
     return train_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def plain_tokenizer():
-    return VanillaTransformerTokenizer.train(SPELLED, vocab_size=300)
-
-
 # The vocabulary
 
 
@@ -113,12 +108,6 @@ def test_language_without_a_proper_name_is_refused(language):
 def test_language_that_the_model_does_not_know_is_refused_with_those_it_knows(tokenizer, language):
     with pytest.raises(ValueError, match=f"one of the model's, de, zh-Hans, got {language!r}"):
         language_prefix(tokenizer, language)
-
-
-def test_language_is_refused_by_a_model_of_one_direction(plain_tokenizer):
-    assert language_prefix(plain_tokenizer, None) == []
-    with pytest.raises(ValueError, match="takes no target language, got 'de'"):
-        language_prefix(plain_tokenizer, "de")
 
 
 # Pairs
@@ -228,34 +217,11 @@ def texts(translator):
 
 
 @pytest.mark.parametrize("language", NUMBERS)
-def test_model_translates_into_the_language_of_the_tag(model_folder, language):
+def test_model_translates_and_is_scored_in_the_language_of_the_tag(model_folder, language):
     translator = Translator.from_pretrained(str(model_folder), target_language=language)
 
     assert texts(translator) == NUMBERS[language]
-
-
-def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate(tmp_path):
-    settings = TrainSettings(
-        train=[write_tsv(tmp_path)],
-        tag_column="tag",
-        config=SIZES,
-        vocab_size=300,
-        bpe_dropout=0.1,
-        separate_vocabularies=True,
-    )
-    folder = tmp_path / "run"
-
-    train(settings, build_arguments(settings, folder, max_steps=1))
-
-    assert read_json(folder / "run.json")["target_languages"] == ["de", "en"]
-    tokenizers = TokenizerPair.from_pretrained(str(folder))
-    assert set(language_tags(tokenizers.source)) == {"de", "en"}
-    assert not language_tags(tokenizers.target)
-    translator = Translator.from_pretrained(str(folder), target_language="en", details=True)
-    assert next(translator.translate(["3"])).source_tokens[0] == "<2en>"
-
-
-def test_validation_in_training_uses_the_tags(model_folder):
+    assert read_json(model_folder / "run.json")["target_languages"] == ["de", "en"]
     assert read_json(model_folder / "results.json")["validation"]["exact_match"] == 100
 
 

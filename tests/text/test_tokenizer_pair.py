@@ -10,11 +10,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
-from vanilla_transformer_tools.text.bpe_dropout import SegmentedPairs
+from vanilla_transformer_tools.text.bpe_dropout import SegmentedLines, SegmentedPairs
 from vanilla_transformer_tools.text.languages import (
     choose_languages,
     language_codes,
-    language_prefix,
 )
 from vanilla_transformer_tools.text.token_ids import encode_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
@@ -258,17 +257,6 @@ def test_language_is_refused_by_a_tokenizer_without_any(tokenizers, name):
         pair.between(None, "de", NOTHING)
 
 
-def test_tags_of_marian_come_before_the_source(tokenizers):
-    tokenizer = tokenizers("marian_to_several")
-
-    prefix = language_prefix(tokenizer, "fra")
-
-    tagged = tokenizer(">>fra<< " + GERMAN[3])["input_ids"]
-    assert [*prefix, *tokenizer(GERMAN[3])["input_ids"]] == tagged
-    with pytest.raises(ValueError, match="one of the model's, deu, fra, got 'eng'"):
-        language_prefix(tokenizer, "eng")
-
-
 def test_truncation_keeps_the_code_after_the_end(tokenizers):
     pair = TokenizerPair.joint(tokenizers("mbart")).between("de_DE", "en_XX", NOTHING)
     codes = language_codes(pair.source)
@@ -296,10 +284,4 @@ def test_bpe_dropout_writes_labels_in_the_target_language(tokenizers):
 
 def test_bpe_dropout_refuses_a_tokenizer_that_is_not_fast(tokenizers):
     with pytest.raises(ValueError, match=r"needs a BPE vocabulary .* got MarianTokenizer and 0\.1"):
-        SegmentedPairs(
-            TokenizerPair.joint(tokenizers("marian")),
-            {"source": ["a"], "target": ["b"]},
-            rate=0.1,
-            seed=1,
-            max_length=9,
-        )
+        SegmentedLines(tokenizers("marian"), ["a"], rate=0.1, seed="1")

@@ -1,20 +1,15 @@
 """What the trainer reads: pairs that are stored, drawn anew, or streamed, and runs on a stream."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from itertools import chain, islice
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import datasets
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq
+from transformers import DataCollatorForSeq2Seq
 
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer_tools.settings import TrainSettings
@@ -22,15 +17,12 @@ from vanilla_transformer_tools.text import training_data
 from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TokenBatchStream, build_data
-from vanilla_transformer_tools.training.run import train
 
 from ..support.training_runs import (
-    build_arguments,
-    build_settings,
     checkpoints_of,
     read_json,
     read_log,
-    weights_of,
+    run_training,
 )
 
 # Sources of letters, targets of digits; in the last pair both sides are too long.
@@ -44,8 +36,8 @@ def tokenizers():
 
 
 def build(tokenizers, settings=SETTINGS, pairs=PAIRS, **changes):
-    source, target = zip(*pairs, strict=True)
-    dataset = Dataset.from_dict({"source": source, "target": target})
+    columns = zip(("source", "target", "tag"), zip(*pairs, strict=True), strict=False)
+    dataset = Dataset.from_dict(dict(columns))
     filtered = FilteredPairs(dataset, (), np.zeros(len(pairs), np.uint8))
     given = {"seed": 0, "data_seed": None, "world_size": 1, "process_index": 0}
     arguments = SimpleNamespace(**given | changes)
@@ -291,45 +283,12 @@ def test_budget_that_unlucky_buffers_would_not_fit_is_refused(stream_of, num_pro
     assert len(list(islice(stream_of(pairs, max_tokens=enough, **options), 99))) == 99
 
 
-# Where the pairs come from
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    """Folder in which `datasets` would store its copies."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def dataset_folder(tmp_path) -> Path:
-    """A dataset of ten pairs in two files; both sides of the last one are the same."""
-    folder = tmp_path / "dataset"
-    folder.mkdir()
-    records = [{"translation": {"de": f"d{n}", "en": f"e{n}"}} for n in range(9)]
-    records.append({"translation": {"de": "same", "en": "same"}})
-    for part in range(2):
-        lines = [json.dumps(record) for record in records[5 * part : 5 * part + 5]]
-        (folder / f"train-{part}.jsonl").write_text("\n".join(lines))
-    return folder
-
-
 # Training
 
 
-def run(corpus: Path, folder: Path, *, validated: bool = False, **changes: Any) -> Path:
-    """Trains a minute model on a stream; `changes` are settings and arguments."""
-
-    of_stream = {"streaming": True, "shuffle_buffer": 100, "max_length": 60}
-    usual = build_settings(corpus, validated=validated, max_tokens_per_batch=500, **of_stream)
-    fields = TrainSettings.__dataclass_fields__
-    settings = replace(usual, **{name: changes.pop(name) for name in {*changes} & {*fields}})
-    arguments = {"max_steps": 6, "logging_steps": 2, **changes}
-    return train(settings, build_arguments(settings, folder, **arguments))
-
-
 def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys):
-    run(corpus, tmp_path, validated=True, max_steps=3, save_steps=2, eval_steps=2)
+    settings = {"streaming": True, "shuffle_buffer": 100, "max_length": 60}
+    run_training(corpus, tmp_path, settings, max_steps=3, save_steps=2, eval_steps=2)
 
     assert [one["step"] for one in read_log(tmp_path) if "eval_bleu" in one] == [2, 3]
     assert checkpoints_of(tmp_path) == [2, 3]
@@ -338,48 +297,6 @@ def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys):
     assert "A stream of pairs, 3 updates" in (tmp_path / "README.md").read_text()
     plan = capsys.readouterr().out
     assert "100 a buffer, 0 of them cut" in plan
-
-
-def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, tmp_path):
-    # The second part begins amid a buffer and ends in the second pass.
-    options = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "constant"}
-    whole = run(corpus, tmp_path / "whole", max_steps=9, **options)
-
-    resumed = run(corpus, tmp_path / "resumed", max_steps=5, **options)
-    run(corpus, resumed, max_steps=9, resume=True, **options)
-
-    torch.testing.assert_close(weights_of(resumed), weights_of(whole), rtol=0, atol=0)
-
-
-def test_run_filters_its_dataset_learns_words_of_the_beginning_and_stores_no_copy(
-    corpus, dataset_folder, tmp_path, cache, monkeypatch
-):
-    passes = []
-
-    class Recorder(TokenBatchStream):
-        def __init__(self, read, *arguments, **options):
-            passes.append(list(read()))
-            super().__init__(read, *arguments, **options)
-
-    monkeypatch.setattr(training_data, "TokenBatchStream", Recorder)
-
-    run(
-        corpus,
-        tmp_path / "run",
-        train=[str(dataset_folder)],
-        source_column="translation.de",
-        target_column="translation.en",
-        filter_identical=True,
-        tokenizer_kind="word",
-        tokenizer_pairs=5,
-        max_steps=1,
-    )
-
-    assert passes == [[(f"d{n}", f"e{n}") for n in range(9)]]
-    vocabulary = AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab()
-    assert {"d0", "e0", "d4", "e4"} <= vocabulary.keys()
-    assert not {"d5", "e5", "d8", "e8"} & vocabulary.keys()
-    assert not list(cache.rglob("*.arrow"))
 
 
 def test_tag_comes_before_the_source_of_its_pair():

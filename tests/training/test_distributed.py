@@ -35,6 +35,10 @@ def test_two_processes_end_in_the_folder_of_one(corpus, tmp_path, optimizer):
         read_json(folders[0] / "run.json")["weights"]
         == read_json(folders[1] / "run.json")["weights"]
     )
+    scores = [read_json(folder / "results.json")["validation"] for folder in folders]
+    for name in ("bleu", "chrf", "exact_match", "lines"):
+        assert scores[0][name] == scores[1][name]
+    assert scores[0]["loss"] == pytest.approx(scores[1]["loss"])
     for name in ("model.safetensors", "checkpoint-2/moving_average.safetensors"):
         weights = [load_file(folder / name) for folder in folders]
         torch.testing.assert_close(*weights, rtol=0, atol=1e-5)

@@ -11,7 +11,7 @@ from transformers import TrainerState
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer_tools.training import finish
-from vanilla_transformer_tools.training.checkpoints import MovingAverage, close_checkpoint
+from vanilla_transformer_tools.training.checkpoints import close_checkpoint
 from vanilla_transformer_tools.training.finish import average_checkpoints, choose_weights
 from vanilla_transformer_tools.training.ranking import Ranking
 
@@ -194,18 +194,3 @@ def test_evaluations_since_the_best_one_are_counted(metric, scores, since):
     arguments = SimpleNamespace(metric_for_best_model=metric, greater_is_better=metric == "bleu")
 
     assert Ranking(arguments).since_best(state) == since
-
-
-# The moving average
-
-
-def test_moving_average_weighs_old_weights_by_its_decay():
-    model = nn.Linear(1, 1, bias=False)
-    average = MovingAverage(0.75)
-    average.on_train_begin(None, TrainerState(), model=model)
-
-    for weight in (1.0, 2.0):
-        nn.init.constant_(model.weight, weight)
-        average.on_step_end(model=model)
-
-    torch.testing.assert_close(average.weights["weight"], torch.full((1, 1), 1.25))

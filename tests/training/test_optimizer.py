@@ -2,7 +2,6 @@
 
 import copy
 import re
-import shutil
 
 import pytest
 import torch
@@ -21,11 +20,8 @@ from vanilla_transformer_tools.training.rules import check_settings
 
 from ..models import build_variant
 from ..support.training_runs import (
-    assert_same_weights,
     build_arguments,
     build_settings,
-    read_json,
-    run_training,
 )
 
 MUON = {"optimizer": "muon"}
@@ -181,20 +177,6 @@ def test_updates_are_those_of_muon_on_each_matrix_and_of_adam(stacked, columns):
     torch.testing.assert_close(now, [*parts], rtol=0, atol=0.05 * way)
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (3, 7), (7, 3)])
-def test_directions_stay_and_singular_values_become_about_one(shape):
-    matrices = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-
-    u, values, v = torch.linalg.svd(orthogonalized([*matrices], torch.float32))
-
-    exact = torch.linalg.svd(matrices)
-    assert values.min() > 0.6
-    assert values.max() < 1.3
-    count = min(shape)
-    nearest = (each[0][..., :count] @ each[2][..., :count, :] for each in ((u, 0, v), exact))
-    torch.testing.assert_close(*nearest, rtol=0, atol=1e-3)
-
-
 def test_zero_gradients_move_nothing():
     assert not orthogonalized([torch.zeros(2, 3)], torch.bfloat16).any()
 
@@ -230,36 +212,6 @@ def test_scaled_gradients_are_divided_and_infinite_ones_skip_an_update(stacked):
 
     for name, weight in exact.named_parameters():
         torch.testing.assert_close(stacked.get_parameter(name), weight)
-
-
-# Runs
-
-
-def run_updates(corpus, folder, updates, *, settings=None, **changes):
-    given = {"max_steps": updates, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
-    given |= {"lr_scheduler_type": "linear", "warmup_steps": 1, "learning_rate": 0.01}
-    return run_training(
-        corpus, folder, {"validated": False, **MUON, **(settings or {})}, **given | changes
-    )
-
-
-@pytest.fixture(scope="module")
-def run(corpus, tmp_path_factory):
-    """A run of four updates of two batches each."""
-    folder = tmp_path_factory.mktemp("muon") / "run"
-    return run_updates(corpus, folder, 4, gradient_accumulation_steps=2)
-
-
-def test_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(corpus, run, tmp_path):
-    folder = shutil.copytree(run, tmp_path / "run")
-    shutil.rmtree(folder / "checkpoint-4")
-
-    run_updates(corpus, folder, 4, settings={"resume": True}, gradient_accumulation_steps=2)
-
-    assert_same_weights(folder, run)
-    record = read_json(folder / "run.json")
-    assert record["settings"]["optimizer"] == "muon"
-    assert record["arguments"]["weight_decay"] == 0.5
 
 
 # Refused

@@ -328,7 +328,7 @@ def test_record_holds_neither_the_token_nor_a_path_of_the_machine(
 def test_record_tells_files_of_one_name_apart_by_their_checksums(describe, pairs):
     train, validation = pairs
 
-    record = describe(train=train, validation=validation, filter_overlap=train[:1])
+    record = describe(train=train, validation=validation[:1], filter_overlap=validation[1:])
 
     assert record["sha256"] == {
         "text.de": checksum(train[0]),
@@ -337,8 +337,8 @@ def test_record_tells_files_of_one_name_apart_by_their_checksums(describe, pairs
         "text.en (2)": checksum(validation[1]),
     }
     assert record["settings"]["train"] == ["text.de", "text.en"]
-    assert record["settings"]["validation"] == ["text.de (2)", "text.en (2)"]
-    assert record["settings"]["filter_overlap"] == ["text.de"]
+    assert record["settings"]["validation"] == ["text.de (2)"]
+    assert record["settings"]["filter_overlap"] == ["text.en (2)"]
 
 
 @pytest.mark.parametrize("setting", ["train", "init_from"])

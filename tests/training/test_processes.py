@@ -10,9 +10,9 @@ from torch import distributed
 from vanilla_transformer_tools.training.trainer import limit_waiting
 
 from ..support import lose_a_process
-from ..support.gradients_of_one_update import build_arguments, write_corpus
+from ..support.gradients_of_one_update import build_arguments
 from ..support.launching import run_processes
-from ..support.training_runs import run_training
+from ..support.training_runs import run_training, training_options
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def test_divided_model_is_refused(corpus, tmp_path, monkeypatch):
     ("how", "reason"),
     [("killed", r"(closed|reset) by peer|Broken pipe"), ("silent", "Timed out waiting 5000ms")],
 )
-def test_run_ends_with_a_message_when_a_process_is_lost(tmp_path, how, reason):
-    write_corpus(tmp_path)
+def test_run_ends_with_a_message_when_a_process_is_lost(corpus, tmp_path, how, reason):
+    options = [*map(str, training_options(corpus)), "--max_steps", "1000", "--save_strategy", "no"]
 
-    done = run_processes(lose_a_process.__file__, tmp_path, how)
+    done = run_processes(lose_a_process.__file__, tmp_path, how, *options)
 
     assert (tmp_path / "status-0").read_text() == "2"
     assert re.search(f"vanilla-transformer: lost another process: .*({reason})", done.stderr)

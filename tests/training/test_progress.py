@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState
 
 from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
@@ -73,26 +73,17 @@ def test_report_is_one_line_with_speed_and_time_left(monkeypatch, capsys):
     ]
 
 
-def test_time_left_ends_at_the_deadline(monkeypatch, capsys):
+def test_timed_run_ends_at_the_deadline_after_an_estimate_of_updates(monkeypatch, capsys):
     run = Run(monkeypatch)
-    run.stop.deadline = 530.0
+    run.stop.seconds, run.stop.deadline = 600.0, 530.0
 
     for _ in range(2):
         run.update(10, seconds=20)
         run.report()
 
-    lefts = re.findall(r"(\S+) left", capsys.readouterr().out)
-    assert lefts == ["00:10", "00:00"]
-
-
-def test_number_of_updates_of_a_timed_run_is_an_estimate(monkeypatch, capsys):
-    run = Run(monkeypatch)
-    run.stop.seconds = 600.0
-
-    run.update(10, seconds=20)
-    run.report()
-
-    assert capsys.readouterr().out.startswith("step  10/~100  epoch")
+    printed = capsys.readouterr().out
+    assert printed.startswith("step  10/~100  epoch")
+    assert re.findall(r"(\S+) left", printed) == ["00:10", "00:00"]
 
 
 def test_resumed_run_counts_its_own_updates_only(monkeypatch, capsys):
@@ -188,30 +179,13 @@ def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
 # The log
 
 
-@pytest.fixture
-def log(tmp_path, monkeypatch):
-    """A log whose clock a test turns: `log(seconds, event)` lets so much time pass first."""
-    clock = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    callback = JsonLinesLog(tmp_path / "log.jsonl", first_update=0)
-    given = TrainingArguments(use_cpu=True), TrainerState(), TrainerControl()
+def test_log_is_that_of_the_main_process_and_read_as_it_was(tmp_path):
+    log = JsonLinesLog(tmp_path / "log.jsonl", first_update=0)
+    logs = {"loss": float("nan"), "grad_norm": float("-inf"), "note": "nan?"}
 
-    def pass_time(seconds, event, *, state=given[1], **options):
-        clock[0] += seconds
-        getattr(callback, event)(given[0], state, given[2], **options)
-
-    return pass_time
-
-
-def test_log_is_written_by_the_main_process(log, tmp_path):
-    log(1, "on_log", logs={"loss": 2.0})
-    log(1, "on_log", state=TrainerState(is_world_process_zero=False), logs={"loss": 1.0})
-
-    assert [report["loss"] for report in read_log(tmp_path / "log.jsonl")] == [2.0]
-
-
-def test_numbers_that_are_not_finite_are_read_as_they_were(log, tmp_path):
-    log(0, "on_log", logs={"loss": float("nan"), "grad_norm": float("-inf"), "note": "nan?"})
+    for is_main in (True, False):
+        state = TrainerState(is_world_process_zero=is_main)
+        log.on_log(SimpleNamespace(), state, TrainerControl(), logs=logs)
 
     (report,) = read_log(tmp_path / "log.jsonl")
     assert math.isnan(report["loss"])

@@ -86,19 +86,6 @@ def test_shared_table_is_refused_for_separate_vocabularies():
         config_overrides(TrainSettings(config=[f"{table}=true"], separate_vocabularies=True))
 
 
-def test_config_overrides_are_json_values_and_plain_strings():
-    settings = TrainSettings(
-        config=["d_model=64", "dropout=0.2", "scale_embedding=false", "activation_function=gelu"]
-    )
-
-    assert config_overrides(settings) == {
-        "d_model": 64,
-        "dropout": 0.2,
-        "scale_embedding": False,
-        "activation_function": "gelu",
-    }
-
-
 def test_defaults_of_a_gpu_are_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     on_cpu = recipe(TrainSettings(**TRAINED))

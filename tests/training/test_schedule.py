@@ -10,17 +10,13 @@ import torch
 from torch import nn
 from transformers import TrainerControl, TrainerState, get_constant_schedule_with_warmup
 
-from vanilla_transformer_tools.commands import main
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.training import plan
 from vanilla_transformer_tools.training import run as training
-from vanilla_transformer_tools.training.machine import Speed
 from vanilla_transformer_tools.training.minutes import Decision
-from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.schedule import Schedule
-from vanilla_transformer_tools.training.trainer import TokenBatchTrainer
 
-from ..support.training_runs import read_json, read_log, run_training
+from ..support.training_runs import read_json, run_training
 
 
 def arguments_of(**changes):
@@ -245,45 +241,28 @@ def test_early_end_is_saved_and_scored_later_unless_that_was_planned(
 # Runs
 
 
-def test_all_evaluations_after_the_last_update_are_reserved(corpus, tmp_path, monkeypatch):
-    evaluated, reserved = [], []
-    evaluate, begin = TokenBatchTrainer.evaluate, Schedule.on_train_begin
-
-    def note_update(self, *args, **kwargs):
-        evaluated.append(self.state.global_step)
-        return evaluate(self, *args, **kwargs)
-
-    def note_reserve(self, *args, **kwargs):
-        reserved.append(self.evaluations)
-        begin(self, *args, **kwargs)
-
-    monkeypatch.setattr(TokenBatchTrainer, "evaluate", note_update)
-    monkeypatch.setattr(Schedule, "on_train_begin", note_reserve)
-    settings = {"average_last": 2, "moving_average": 0.9, "max_validation_pairs": 1}
-    by_updates = {"save_strategy": "steps", "save_steps": 1}
-    by_updates |= {"eval_strategy": "steps", "eval_steps": 1}
-
-    run_training(corpus, tmp_path, settings, max_steps=2, **by_updates)
-
-    assert reserved == [3]
-    assert evaluated.count(2) == 3
-
-
-def test_run_of_minutes_ends_scored_and_records_what_was_chosen(
+def test_run_of_minutes_counts_all_of_them_and_records_what_was_chosen(
     corpus, tmp_path, monkeypatch, capsys
 ):
+    passed, left, monotonic = [0.0], [], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + sum(passed))
+
     def end(self, args, state, control, **_):
+        left.append((self.minutes_left, self.evaluations))
         control.should_training_stop = True
 
     monkeypatch.setattr(Schedule, "on_step_end", end)
     monkeypatch.setattr(training, "training_speed", lambda *_: None)
-    monkeypatch.setattr(training, "look", lambda *_: SimpleNamespace())
+    # Reading the text takes half of the time.
+    monkeypatch.setattr(training, "look", lambda *_: passed.append(300.0) or SimpleNamespace())
     decisions = (Decision("vocab_size", 320, "few pairs"),)
     monkeypatch.setattr(plan, "decide", lambda *_: decisions)
 
     settings = {"minutes": 10.0, "vocab_size": 10_000}
     run_training(corpus, tmp_path, settings, num_train_epochs=1_000_000)
 
+    # Time is left for the scores of the last update and of the mean.
+    assert left == [(pytest.approx(5, abs=0.5), 2)]
     run = read_json(tmp_path / "run.json")
     assert (run["updates"], run["weights"]) == (1, "best checkpoint")
     assert run["settings"]["vocab_size"] == 320
@@ -292,33 +271,3 @@ def test_run_of_minutes_ends_scored_and_records_what_was_chosen(
     printed = capsys.readouterr().out
     assert "chosen      --vocab_size 320: few pairs" in printed
     assert re.search(r"time +the run ends on \w+day, \d\d:\d\d ", printed)
-
-
-@pytest.mark.slow
-def test_command_with_minutes_ends_with_them_annealed(corpus, tmp_path, monkeypatch):
-    seconds = []
-
-    def timed_train(*given, **others):
-        began = time.monotonic()
-        train(*given, **others)
-        seconds.append(time.monotonic() - began)
-
-    monkeypatch.setattr(training, "train", timed_train)
-    monkeypatch.setattr(training, "training_speed", lambda _: Speed(10_000.0))
-    files = {
-        split: [f"{corpus}/{split}.de", f"{corpus}/{split}.en"] for split in ("train", "validation")
-    }
-    argv = ["train", "--train", *files["train"], "--validation", *files["validation"]]
-    argv += ["--output_dir", str(tmp_path / "out"), "--minutes", "0.2", "--logging_steps", "1"]
-
-    main([*argv, "--warmup_steps", "5", "--use_cpu", "--bf16", "false"])
-
-    # A single update takes 3 % of so short a run.
-    assert seconds == [pytest.approx(12, rel=0.15)]
-    reports = [report for report in read_log(tmp_path / "out") if "learning_rate" in report]
-    rates = [report["learning_rate"] for report in reports]
-    # Some 25 updates, of which the rate is two behind, and an evaluation between them.
-    assert rates[-1] < 0.2 * max(rates)
-    run = read_json(tmp_path / "out" / "run.json")
-    assert all(decision["reason"] for decision in run["decisions"])
-    assert run["weights"]

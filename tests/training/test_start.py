@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
-from transformers import MarianConfig
 
-from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenization_vanilla_transformer import language_tags
 from vanilla_transformer_tools.settings import TrainSettings
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.training import start as module
@@ -75,6 +74,16 @@ def test_sources_in_lower_case_are_learned_so_and_targets_as_they_are(separate):
     assert tokenizers.target.unk_token_id not in tokenizers.target(text_target="Xy XY").input_ids
 
 
+def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate():
+    settings = replace(SETTINGS, separate_vocabularies=True, tag_column="tag", vocab_size=9)
+    pairs = PAIRS.add_column("tag", ["de", "en"])
+
+    tokenizers, _ = module.build_model(settings, module.NEW, new_config(settings, None), pairs)
+
+    assert set(language_tags(tokenizers.source)) == {"de", "en"}
+    assert not language_tags(tokenizers.target)
+
+
 def test_text_that_is_tokenised_is_cut_in_another_way():
     sizes = {"tokenizer_kind": "bpe", "vocab_size": 300}
     plain, tokenised = (build(**sizes, pretokenized=switch)[0] for switch in (False, True))
@@ -94,15 +103,6 @@ def test_new_model_can_have_the_vocabularies_of_a_saved_one(tmp_path, separate):
     assert model.config.d_model == 8
     assert model.get_input_embeddings().num_embeddings == 6
     assert model.get_output_embeddings().out_features == (7 if separate else 6)
-
-
-def test_vocabularies_of_a_model_of_another_class_are_refused(tmp_path):
-    VanillaTransformerTokenizer.train(["a b"], kind="word", vocab_size=6).save_pretrained(tmp_path)
-    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    MarianConfig(vocab_size=6, **special).save_pretrained(tmp_path)
-
-    with pytest.raises(ValueError, match="got a model of the type 'marian'"):
-        build(tokenizer=str(tmp_path))
 
 
 @pytest.mark.parametrize("given", [{}, {"attn_implementation": "eager", "compile_layers": True}])

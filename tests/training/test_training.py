@@ -182,17 +182,6 @@ def test_moving_average_is_saved_when_it_does_better(run_scored, tmp_path):
     assert_saved(tmp_path, 31.1, "exponential moving average, 0.8")
 
 
-def test_checkpoint_of_the_best_bleu_is_saved_and_a_run_that_gets_no_better_ends(
-    run_scored, tmp_path
-):
-    kept = run_scored([10.0, 12.0, 11.0, 11.9], epochs=9, early_stopping_patience=2)
-
-    assert kept == [2, 4]
-    assert_same_weights(tmp_path, tmp_path / f"checkpoint-{checkpoints_of(tmp_path)[0]}")
-    assert_saved(tmp_path, 12.0, "best checkpoint")
-    assert read_json(tmp_path / "results.json")["validation"]["epoch"] == 2
-
-
 def test_run_that_gets_no_better_goes_on_counting_when_it_is_resumed(
     run_scored, tmp_path, monkeypatch
 ):
@@ -245,7 +234,9 @@ def test_moving_average_weighs_each_update_by_its_age(corpus, tmp_path):
     assert "moving_average.safetensors" in read_json(folders[-1] / "files.json")
 
 
-def test_some_validation_pairs_are_scored_and_all_are_kept_out_of_training(corpus, tmp_path):
+def test_some_validation_pairs_are_scored_and_all_are_kept_out_of_training(
+    corpus, tmp_path, capsys
+):
     leaky = [tmp_path / f"train.{language}" for language in ("de", "en")]
     for path in leaky:
         train_text, held_out = (
@@ -260,7 +251,10 @@ def test_some_validation_pairs_are_scored_and_all_are_kept_out_of_training(corpu
 
     result = read_json(tmp_path / "run" / "results.json")["validation"]
     assert (result["lines"], result["search"]) == (7, "beam 3, best checkpoint")
-    assert read_json(tmp_path / "run" / "run.json")["dropped_pairs"] == {"overlap": 1}
+    run = read_json(tmp_path / "run" / "run.json")
+    assert (run["pairs"], run["dropped_pairs"]) == (300, {"overlap": 1})
+    assert len(list(read_lines(tmp_path / "run" / "dropped.jsonl"))) == 1
+    assert "dropped     1 of 301 pairs" in capsys.readouterr().out
 
 
 # What an update is made from
@@ -307,6 +301,7 @@ def test_evaluation_of_an_early_stop_counts_only_until_the_run_goes_on(run_score
 
     assert_same_weights(tmp_path, checkpoints[0])
     assert_saved(tmp_path, 10.0, "best checkpoint")
+    assert read_json(tmp_path / "results.json")["validation"]["epoch"] == 1
 
 
 def test_evaluations_change_no_update(corpus, tmp_path):

@@ -136,19 +136,6 @@ def test_work_is_in_proportion_to_the_line_and_no_long_text_is_tokenised(subword
     assert counting.longest <= 5_000
 
 
-def test_lines_that_fit_are_left_alone_and_blank_ones_left_out(letters, caplog):
-    lines = ["ab cd.", "", "  ", " abc"]
-
-    engine, _ = translate(lines, letters, 7)
-
-    assert engine.sources == letters(["ab cd.", "abc"])["input_ids"]
-    assert [piece.text for row in cut_lines(lines, letters, 7) for piece in row] == [
-        "ab cd.",
-        " abc",
-    ]
-    assert caplog.messages == []
-
-
 def test_each_sentence_is_a_piece_and_only_long_lines_are_reported(letters, caplog):
     lines = ["Ab. Cd ab.  Ef", "Ab ab ab. Cd"]
     cut = [["Ab.", " Cd ab.", "  Ef"], ["Ab ab", " ab.", " Cd"]]
