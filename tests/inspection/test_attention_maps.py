@@ -1,4 +1,4 @@
-"""Attention maps: which weights they hold, and how tokens read."""
+"""Attention maps: which weights they hold, how tokens read, and their figures."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer_tools.inspection.attention_figures import plot_attention, plot_positions
 from vanilla_transformer_tools.inspection.attention_maps import (
     AttentionMap,
     read_attention,
@@ -212,3 +213,27 @@ def test_labels_of_byte_level_pieces_are_text():
     tokenizer.add_tokens(["→", "new york"])
     labels = token_labels(tokenizer, tokenizer("hello→new york").input_ids)
     assert (labels[0], labels[-2:]) == ("hello", ("→", "new␣york"))
+
+
+def test_figure_has_a_row_for_each_token_that_attends():
+    attention = attention_map(["a", "$x_1$"], ["e", "fg", "<b>"], layers=2)
+
+    figure = plot_attention(attention, layer=2, head=1)
+
+    axes = figure.axes[0]
+    assert axes.images[0].get_array().tolist() == attention.weights[1, 0].tolist()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "$x_1$"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["e", "fg", "<b>"]
+    assert axes.get_title() == attention.title(2, 1)
+    figure.canvas.draw()
+
+
+def test_positions_have_a_row_each_and_zero_is_white(tiny_model):
+    image = plot_positions(tiny_model, 5).axes[0].images[0]
+
+    encodings = torch.tensor(image.get_array().tolist())
+    angles = torch.arange(5)[:, None] / 10_000 ** (torch.arange(0, 24, 2) / 24)
+    torch.testing.assert_close(encodings[:, ::2], angles.sin())
+    torch.testing.assert_close(encodings[:, 1::2], angles.cos())
+    lowest, highest = image.get_clim()
+    assert lowest == -highest

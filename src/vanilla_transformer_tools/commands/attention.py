@@ -157,12 +157,11 @@ def _show(
 def _align(translator: "Translator", settings: AttentionSettings, lines: list[list[str]]) -> None:
     from vanilla_transformer_tools.files import write_lines
     from vanilla_transformer_tools.inspection.alignments import align_words
-    from vanilla_transformer_tools.translation.results import pharaoh
 
     sources, *others = lines
     targets = others[0] if others else [each.text for each in translator.translate(sources)]
     units = (others[1], others[2]) if settings.units else None
-    alignments = map(pharaoh, align_words(translator, sources, targets, units))
+    alignments = map(str, align_words(translator, sources, targets, units))
     if settings.output:
         write_lines(Path(settings.output), alignments)
     else:

@@ -1,1 +1,1 @@
-"""The attention of a model: maps, pages, word alignments."""
+"""The attention of a model: maps, figures, pages, word alignments."""

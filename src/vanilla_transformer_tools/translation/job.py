@@ -18,7 +18,7 @@ from vanilla_transformer_tools.progress import line_progress
 from vanilla_transformer_tools.saved_folder import find_file, model_files, read_object
 from vanilla_transformer_tools.settings import TranslateSettings
 from vanilla_transformer_tools.translation.loading import own_export
-from vanilla_transformer_tools.translation.results import Translation, pharaoh
+from vanilla_transformer_tools.translation.results import Translation
 from vanilla_transformer_tools.translation.streams import (
     PipedLines,
     file_lines,
@@ -347,5 +347,6 @@ def _describe(hypothesis: Translation) -> dict[str, object]:
         "source_tokens": hypothesis.source_tokens,
         "tokens": hypothesis.tokens,
         "token_scores": [round(score, 4) for score in hypothesis.token_scores],
-        "alignment": pharaoh(hypothesis.alignment),
+        # The format of Pharaoh and fast_align.
+        "alignment": " ".join(f"{source}-{target}" for source, target in hypothesis.alignment),
     }

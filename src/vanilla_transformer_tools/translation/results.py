@@ -57,11 +57,6 @@ class Translation:
         return (self, *self.alternatives)
 
 
-def pharaoh(links: Iterable[tuple[int, int]]) -> str:
-    """Links in the format of Pharaoh, such as `0-0 1-2`: source and target, counted from 0."""
-    return " ".join(f"{source}-{target}" for source, target in links)
-
-
 def translation_of(
     hypothesis: Hypothesis,
     source: str,
@@ -73,17 +68,13 @@ def translation_of(
 
     The first tokens, as many as `first`, are no text.
     """
-    unknown = unknown_id(tokenizer)
-    # As `skip_special_tokens=True` decodes, but with `<unk>`.
-    added = tokenizer.added_tokens_decoder.items()
-    dropped = {*tokenizer.all_special_ids, *(one for one, token in added if token.special)}
-    ids = [one for one in hypothesis.tokens[first:] if one == unknown or one not in dropped]
-    text, replaced = _LINE_SEPARATORS.subn(" ", tokenizer.decode(ids))
+    text, replaced = _LINE_SEPARATORS.subn(" ", _decode(tokenizer, hypothesis.tokens[first:]))
     # Its blanks, without controls and marks; an argument may hold a line feed.
     before, after = (
         "".join(character for character in end if character in BLANKS)
         for end in blank_ends(source.replace("\n", " "))
     )
+    unknown = unknown_id(tokenizer)
     return Translation(
         before + text + after,
         reached_limit=hypothesis.reached_limit,
@@ -91,6 +82,15 @@ def translation_of(
         unknown=sum(token == unknown for token in hypothesis.tokens),
         **fields,
     )
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {*tokenizer.all_special_ids, *(one for one, token in added if token.special)}
+    dropped -= {unknown_id(tokenizer)}
+    text: str = tokenizer.decode([token for token in ids if token not in dropped])
+    return text
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:

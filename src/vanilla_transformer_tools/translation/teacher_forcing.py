@@ -1,6 +1,6 @@
 """Texts and given translations, read by a model: alignments and probabilities of tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -10,7 +10,6 @@ from transformers import BatchEncoding
 from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
-from vanilla_transformer_tools.translation.engine import ForcedPass
 from vanilla_transformer_tools.translation.segments import without_surrogates
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
@@ -52,39 +51,20 @@ def score_pairs(
         ValueError: If the engine cannot read pairs, the numbers of lines differ, or a line is
             longer than the positions of the model.
     """
-    for _, target, forced in force_pairs(translator, sources, targets):
-        tokens = translator.target_tokenizer.convert_ids_to_tokens(target["input_ids"])
-        yield PairScore(tuple(tokens), tuple(forced.log_probs))
-
-
-def force_pairs(
-    translator: "Translator",
-    sources: Sequence[str],
-    targets: Sequence[str],
-    *,
-    align: bool = False,
-) -> Iterator[tuple[BatchEncoding, BatchEncoding, ForcedPass]]:
-    """The tokens of each pair, as from `encode_pair`, and what the model says of its target.
-
-    Arguments and errors are those of `score_pairs`; for `align` see `TorchEngine.force`.
-    """
     engine, tokenizers = translator.engine, translator.tokenizers
     if not isinstance(engine, TorchEngine):
         raise ValueError(
-            "Pairs need the engine 'torch', which can read a given translation, got "
+            "Pairs are scored by the engine 'torch', which can read a given translation, got "
             f"{type(engine).__name__}."
         )
     # As the model was trained.
     lines = zip(map(without_blank_ends, sources), map(without_blank_ends, targets), strict=True)
     while batch := [encode_pair(tokenizers, *line) for line in islice(lines, PAIRS_PER_BATCH)]:
-        passes = engine.force(
-            [[*tokenizers.source_prefix, *source["input_ids"]] for source, _ in batch],
-            [target["input_ids"] for _, target in batch],
-            align=align,
-            end_length=end_length(tokenizers.source),
-        )
-        for (source, target), forced in zip(batch, passes, strict=True):
-            yield source, target, forced
+        read = [[*tokenizers.source_prefix, *source["input_ids"]] for source, _ in batch]
+        written = [target["input_ids"] for _, target in batch]
+        for ids, forced in zip(written, engine.force(read, written), strict=True):
+            tokens = tokenizers.target.convert_ids_to_tokens(ids)
+            yield PairScore(tuple(tokens), tuple(forced.log_probs))
 
 
 def encode_pair(
@@ -97,3 +77,30 @@ def encode_pair(
         one(**text, return_offsets_mapping=one.is_fast, verbose=False) for one, text in sides
     )
     return read, written
+
+
+def align_pairs(
+    tokenizers: TokenizerPair,
+    engine: TorchEngine,
+    encoded: Iterable[tuple[BatchEncoding, BatchEncoding]],
+) -> Iterator[tuple[BatchEncoding, BatchEncoding, list[int]]]:
+    """Pairs with the place that each target token attends to most, see `TorchEngine.force`.
+
+    Args:
+        tokenizers: Tokenizers of the pairs.
+        engine: Engine that reads them.
+        encoded: Pairs of `encode_pair`.
+
+    Returns:
+        Each pair with the position in its source, the prefix counted, for each target token.
+    """
+    rest = iter(encoded)
+    while batch := list(islice(rest, PAIRS_PER_BATCH)):
+        passes = engine.force(
+            [[*tokenizers.source_prefix, *source["input_ids"]] for source, _ in batch],
+            [target["input_ids"] for _, target in batch],
+            align=True,
+            end_length=end_length(tokenizers.source),
+        )
+        for (source, target), forced in zip(batch, passes, strict=True):
+            yield source, target, forced.alignment
