@@ -304,7 +304,7 @@ def test_saved_dataset_that_is_cut_is_refused_by_its_name(write_records, name, s
 def test_missing_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "load_dataset", None)
 
-    with pytest.raises(FileNotFoundError, match=r"no file '.*missing\.tsv'"):
+    with pytest.raises(FileNotFoundError, match=r"no file: '.*missing\.tsv'"):
         load(str(tmp_path / "missing.tsv"))
 
 
