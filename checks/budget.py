@@ -17,11 +17,11 @@ ADVICE = (
     "nothing, ask in the pull request; checks/budget.py has the numbers."
 )
 
-# Budget, and aim where that has not been reached.
+# Budget, with room for one addition, and aim where that has not been reached.
 LINES = {
-    "src": (21_155, 18_000),
-    "src/vanilla_transformer": (4_107, 3_500),
-    "tests": (25_186, 23_000),
+    "src": (20_800, 18_000),
+    "src/vanilla_transformer": (4_150, 3_500),
+    "tests": (25_250, 23_000),
 }
 DEFECTS = (450, 450)
 WORDS_OF_DOCS = (38_000, 38_000)
@@ -35,7 +35,7 @@ LINES_OF_A_FUNCTION = 50
 LINES_OF_AN_EXAMPLE = 100
 # Number of files, functions and examples that are larger all the same.
 LARGER_FILES = 0
-LARGER_FUNCTIONS = 3
+LARGER_FUNCTIONS = 2
 LARGER_EXAMPLES = 0
 
 

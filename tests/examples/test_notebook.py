@@ -52,6 +52,10 @@ def check_lesson(notebook):
     masked, unmasked = map(float, re.findall(r"^with\w* mask +([\d.]+) % exact", text, re.M))
     assert masked > 95
     assert unmasked < 5
+    ordered, orderless = re.findall(r"^with\w* positions +(.+) \| (.+)$", text, re.M)
+    assert ordered[0] == "two hundred forty-five"
+    assert ordered[1] != ordered[0]
+    assert orderless[0] == orderless[1]
     smoothed, plain = (
         list(map(float, row.split()))
         for row in re.findall(r"^ +(0\.[01] .*)$", text.partition("smoothing")[2], re.M)
