@@ -86,7 +86,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _refuse(self, kwargs: dict[str, Any]) -> None:
         """Refuses prompts in chunks, and penalties by source ids where targets have other ones."""
         if size := kwargs.get("prefill_chunk_size", self.generation_config.prefill_chunk_size):
-            raise ValueError(f"`prefill_chunk_size` would cut off source masks: leave out {size}.")
+            raise ValueError(
+                f"`prefill_chunk_size` would cut off source masks, got {size}: leave it out."
+            )
         config = self.config
         if not config.decoder_vocab_size or config.share_encoder_decoder_embeddings:
             return

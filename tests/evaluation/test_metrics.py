@@ -120,6 +120,14 @@ def test_metric_is_described_and_has_a_test_of_its_definition(name):
     )
 
 
+@pytest.mark.parametrize("name", ["exact_match_ci", "exact_match_signature"])
+def test_metric_cannot_be_called_as_a_field_of_another_one(monkeypatch, name):
+    monkeypatch.setitem(METRICS, name, METRICS["exact_match"])
+
+    with pytest.raises(ValueError, match=f"may not be called '{name}'"):
+        score()
+
+
 def test_metrics_are_computed_and_written_as_asked_and_in_that_order(many):
     scores = score(*many, metrics=["per", "bleu"], bootstrap=50)
 

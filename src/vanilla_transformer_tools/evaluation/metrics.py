@@ -211,6 +211,8 @@ def build_metrics(
             not installed, or a model that cannot be downloaded.
     """
     names = list(names)
+    if taken := [name for name in METRICS if name.endswith(("_ci", "_signature"))]:
+        raise ValueError(f"A score may not be called {taken[0]!r}: that is a field of another one.")
     if unknown := [name for name in names if name not in METRICS]:
         raise ValueError(
             f"`metrics` must be names of scores, got {unknown[0]!r}. "

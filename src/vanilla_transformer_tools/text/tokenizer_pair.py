@@ -205,9 +205,9 @@ class TokenizerPair:
         return type(self)(source, target, first_token=code)
 
     def check_tags(self, name: str) -> None:
-        """Rejects the tokenizers of a model that name the languages of both sides, by codes.
+        """Rejects tokenizers whose codes name the languages of both sides, for pairs with tags.
 
-        Pairs with a tag each have one of the target.
+        A tag names the language of the target alone. Errors call the model by `name`.
         """
         if language_codes(self.source):
             raise ValueError(
