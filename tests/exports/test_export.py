@@ -237,6 +237,7 @@ def test_export_is_found_in_the_folder_of_its_model(source, write, refused, caps
 
     output, printed = Path(source, "ctranslate2"), capsys.readouterr()
     assert printed.out.startswith(f"{output}: 3 of 3 lines")
+    assert f"exporting {source} and comparing the result with it" in printed.err
     assert "writing model.bin in float32\n" in printed.err
     assert json.loads((output / "run.json").read_text())["exported_from"] == record["files"]
     assert "OUT is needed" in refused("export", "--format", "onnx", source)

@@ -301,6 +301,14 @@ def test_saved_dataset_that_is_cut_is_refused_by_its_name(write_records, name, s
         load(saved)
 
 
+def test_dataset_without_pairs_is_refused(tmp_path):
+    path = tmp_path / "none.parquet"
+    pq.write_table(pa.table({"source": pa.array([], pa.string())}), path)
+
+    with pytest.raises(ValueError, match=r"'.*none\.parquet' is empty"):
+        load(str(path))
+
+
 def test_missing_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "load_dataset", None)
 

@@ -182,6 +182,8 @@ def test_run_on_a_terminal_has_one_bar(corpus, tmp_path, monkeypatch):
 def test_log_is_that_of_the_main_process_and_read_as_it_was(tmp_path):
     log = JsonLinesLog(tmp_path / "log.jsonl", first_update=0)
     logs = {"loss": float("nan"), "grad_norm": float("-inf"), "note": "nan?"}
+    # Of no update.
+    logs["train_loss"] = 3.0
 
     for is_main in (True, False):
         state = TrainerState(is_world_process_zero=is_main)
@@ -190,6 +192,7 @@ def test_log_is_that_of_the_main_process_and_read_as_it_was(tmp_path):
     (report,) = read_log(tmp_path / "log.jsonl")
     assert math.isnan(report["loss"])
     assert (report["grad_norm"], report["note"]) == (float("-inf"), "nan?")
+    assert "train_loss" not in report
 
 
 def test_log_of_a_resumed_run_keeps_its_reports_and_all_its_minutes(tmp_path, monkeypatch):
