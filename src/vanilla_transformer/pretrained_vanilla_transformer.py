@@ -129,25 +129,31 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         init.copy_(weight, table)
 
     def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> nn.Embedding:
         """As in Transformers, if source and target share one table.
 
         Raises:
             ValueError: If each has its own table, and the size changes.
         """
-        sizes = {self.config.vocab_size, self.config.target_vocab_size}
-        is_shared = self.config.share_encoder_decoder_embeddings
-        if new_num_tokens is not None and not is_shared and sizes == {new_num_tokens}:
+        if not self.config.share_encoder_decoder_embeddings:
             # Transformers' own would tie the projection to the source's table.
-            return self.get_input_embeddings()
-        if new_num_tokens is not None and not is_shared:
+            sizes = {self.config.vocab_size, self.config.target_vocab_size}
+            wanted = sizes if new_num_tokens is None else {new_num_tokens}
+            if sizes == {size + -size % (pad_to_multiple_of or 1) for size in wanted}:
+                return self.get_input_embeddings()
             raise ValueError(
                 "`resize_token_embeddings` needs a table that source and target share, got a model "
-                f"with two tables and {new_num_tokens} tokens. Make a new model and copy the rows "
-                "that you want to keep."
+                f"with two tables, {new_num_tokens} tokens and `pad_to_multiple_of="
+                f"{pad_to_multiple_of}`. Make a new model and copy the rows that you want to keep."
             )
-        table: nn.Embedding = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        table: nn.Embedding = super().resize_token_embeddings(
+            new_num_tokens, pad_to_multiple_of, *args, **kwargs
+        )
         if self.config.decoder_vocab_size is not None:
             self.config.decoder_vocab_size = self.config.vocab_size
         return table

@@ -208,11 +208,13 @@ def test_two_tables_may_be_resized_to_the_size_that_they_have():
     assert all(one is weights[name] for name, one in model.named_parameters())
 
 
-def test_resizing_one_of_two_tables_is_refused():
+@pytest.mark.parametrize("size", [(43,), (37, 8), (None, 8)])
+def test_resizing_one_of_two_tables_is_refused(size):
     model = build_variant(**TWO_TABLES)
 
-    with pytest.raises(ValueError, match=r"source and target share, got .* two tables and 43"):
-        model.resize_token_embeddings(43)
+    with pytest.raises(ValueError, match=rf"share, got .* two tables, {size[0]} tokens"):
+        model.resize_token_embeddings(*size)
+    assert model.config.vocab_size == len(model.get_input_embeddings().weight) == 37
 
 
 # The second has parameters of its own.
