@@ -40,6 +40,7 @@ OTHER_SEARCHES = (
     "assistant_early_exit",
     "cache_implementation",
     "constraints",
+    "dola_layers",
     "force_words_ids",
     "penalty_alpha",
     "prompt_lookup_num_tokens",
@@ -158,9 +159,10 @@ def _reason_against_call(model: Any, arguments: dict[str, Any]) -> str | None:
 
     plain = (None, False, "dynamic")
     others = [f"`{name}` is set" for name in OTHER_SEARCHES if setting(name) not in plain]
-    if setting("do_sample") and (setting("num_beams") or 1) > 1:
-        others.append("beams are drawn (`do_sample`)")
-    if not setting("use_cache"):
+    are_grouped = (setting("num_beam_groups") or 1) > 1
+    if (setting("num_beams") or 1) > 1 and (setting("do_sample") or are_grouped):
+        others.append("beams are drawn (`do_sample`) or grouped (`num_beam_groups`)")
+    if setting("use_cache") is False:
         others.append("`use_cache` is not set")
     given = arguments.keys() - SETTINGS - KNOWN_INPUTS
     given = {name for name in given if not (arguments[name] is None or arguments[name] is False)}

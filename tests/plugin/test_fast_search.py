@@ -211,6 +211,21 @@ def test_transformers_search_runs_with_other_settings(tiny_model, batch, caplog,
     assert "`generate` runs Transformers' search, because " in caplog.text
 
 
+@pytest.mark.parametrize(
+    "search", [{"num_beams": 4, "num_beam_groups": 2}, {"dola_layers": "low"}], ids=str
+)
+def test_search_that_transformers_has_moved_to_the_hub_is_not_replaced(tiny_model, batch, search):
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        generate(tiny_model, source_of(batch), **search)
+
+
+def test_own_search_runs_where_the_settings_leave_the_cache_open(monkeypatch, tiny_model, batch):
+    refuse(monkeypatch, GenerationMixin, "_sample")
+    tiny_model.generation_config.use_cache = None
+
+    assert generate(tiny_model, source_of(batch)).shape[0] == 3
+
+
 @pytest.mark.usefixtures("refuse_own_searches")
 def test_argument_of_generate_overrides_the_switch_of_the_generation_config(tiny_model, batch):
     tiny_model.generation_config.use_transformers_search = True
