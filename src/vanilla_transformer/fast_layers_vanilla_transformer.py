@@ -61,6 +61,9 @@ def run_fast_kernel(
     widened = device == "cpu" and query.requires_grad and dtype.itemsize < 4
     if widened:
         query, key, value = (x.float() for x in (query, key, value))
+        if isinstance(attention_mask, Tensor) and attention_mask.dtype == dtype:
+            # A mask of numbers, which must not be narrower than the queries.
+            attention_mask = attention_mask.float()
     with torch.autocast(device, enabled=False) if widened else nullcontext():
         heads, weights = run_kernel(module, query, key, value, attention_mask, **kwargs)
     return heads.to(dtype), weights
