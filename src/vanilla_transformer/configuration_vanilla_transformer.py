@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# Keywords that `PreTrainedConfig` and the Auto classes accept besides the declared fields.
+# Keywords that `PreTrainedConfig` and the Auto classes accept besides the declared fields and those
+# that begin with an underscore.
 _INHERITED_KEYWORDS = {
-    "_attn_implementation_internal",
-    "_commit_hash",
-    "_experts_implementation_internal",
-    "_from_auto",
-    "_name_or_path",
     "attn_implementation",
     "auto_map",
     "experts_implementation",
@@ -65,14 +61,6 @@ class HeadShape(NamedTuple):
 
     heads: int
     size: int
-
-
-class HeadShapes(NamedTuple):
-    """Heads of one attention, in the order of the rows of a fused projection."""
-
-    query: HeadShape
-    key: HeadShape
-    value: HeadShape
 
 
 @strict
@@ -210,6 +198,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             | self.attribute_map.keys()
             | _INHERITED_KEYWORDS
             | vars(GenerationConfig()).keys()
+            | {name for name in kwargs if name.startswith("_")}
         )
         for name in sorted(kwargs.keys() - known):
             nearest = difflib.get_close_matches(name, self.__dataclass_fields__, n=1)
@@ -251,8 +240,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             return spelled_out.get_text_config(decoder=True)
         return super().get_text_config(decoder, encoder)
 
-    def head_shapes(self, num_heads: int) -> HeadShapes:
-        """Number and size of the heads of queries, keys and values.
+    def head_shapes(self, num_heads: int) -> tuple[HeadShape, HeadShape, HeadShape]:
+        """Heads of queries, keys and values: the order of the rows of a fused projection.
 
         Args:
             num_heads: Attention heads of the stack, that is softmax maps.
@@ -260,7 +249,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         key_heads, value_heads = self.key_heads or num_heads, self.value_heads or num_heads
         keys = HeadShape(key_heads, self.d_k or self.d_model // key_heads)
         values = HeadShape(value_heads, self.d_v or self.d_model // value_heads)
-        return HeadShapes(keys, keys, values)
+        return keys, keys, values
 
     def validate_architecture(self) -> None:
         """Checks the rules between fields and reports all faults together.

@@ -186,18 +186,17 @@ class Attention(nn.Module):
         self.config = config
         # Computes softmax and weighted sum of all heads; a model's backend may replace it.
         self.kernel: Callable[..., tuple[Tensor, Tensor | None]] = run_kernel
-        shapes = config.head_shapes(num_heads)
-        # A plain tuple: torch.compile cannot slice a named one.
-        self.head_shapes = tuple(shapes)
-        # Output widths of the projections to queries, keys and values.
-        self.widths = tuple(shape.heads * shape.size for shape in shapes)
-        self.scaling = shapes.key.size**-0.5
+        # Of queries, keys and values, as are the output widths of their projections.
+        self.head_shapes = config.head_shapes(num_heads)
+        self.widths = tuple(shape.heads * shape.size for shape in self.head_shapes)
+        _, key, value = self.head_shapes
+        self.scaling = key.size**-0.5
         self.logits_mixing: nn.Module = nn.Identity()
         self.weights_mixing: nn.Module = nn.Identity()
         if config.talking_heads in ("logits", "both"):
-            self.logits_mixing = HeadMixing(shapes.key.heads, num_heads)
+            self.logits_mixing = HeadMixing(key.heads, num_heads)
         if config.talking_heads in ("weights", "both"):
-            self.weights_mixing = HeadMixing(num_heads, shapes.value.heads)
+            self.weights_mixing = HeadMixing(num_heads, value.heads)
         self.attention_dropout = config.attention_dropout
         self.layer_idx = layer_idx
         # Transformers' kernels read it if they get no mask.
@@ -315,13 +314,14 @@ class CrossAttention(Attention):
         if cache is not None and cache.is_updated.get(self.layer_idx):
             layer = cache.cross_attention_cache.layers[self.layer_idx]
             # Offloading fetches entries only on update; these are never updated again.
-            device = encoder_hidden_states.device
-            return layer.keys.to(device), layer.values.to(device)
+            device, length = encoder_hidden_states.device, encoder_hidden_states.shape[1]
+            # A static cache may be longer than the source.
+            return layer.keys[:, :, :length].to(device), layer.values[:, :, :length].to(device)
         # Rows of the fused matrix: key, value.
         parts = self.kv_proj(encoder_hidden_states).split(self.widths[1:], dim=-1)
         key, value = map(split_heads, parts, self.head_shapes[1:])
         if cache is not None:
-            key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+            cache.cross_attention_cache.update(key, value, self.layer_idx)
             cache.is_updated[self.layer_idx] = True
         return key, value
 

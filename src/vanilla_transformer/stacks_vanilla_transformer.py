@@ -86,7 +86,7 @@ class RotaryPositions(Sinusoids):
     act_in_attention = True
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int) -> None:
-        super().__init__(config, config.head_shapes(num_heads).key.size)
+        super().__init__(config, config.head_shapes(num_heads)[0].size)
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Cosine and sine for each pair of columns, `[1 or B, Q]` -> `[1 or B, Q, E / 2, 2]`."""
@@ -313,11 +313,16 @@ class Encoder(Stack):
         return BaseModelOutput(last_hidden_state=hidden_states)
 
 
+DECODER_STATES = OutputRecorder(DecoderLayer)
+# Which states a negative number means; older releases of Transformers select none.
+DECODER_STATES.num_hidden_layers_key = "decoder_layers"
+
+
 class Decoder(Stack):
     """Decoder of section 3.1."""
 
     _can_record_outputs = {  # noqa: RUF012  (Transformers' attribute)
-        "hidden_states": OutputRecorder(DecoderLayer),
+        "hidden_states": DECODER_STATES,
         "attentions": OutputRecorder(SelfAttention, 1),
         "cross_attentions": OutputRecorder(CrossAttention, 1),
     }
@@ -389,10 +394,15 @@ class Decoder(Stack):
             ValueError: If a cache comes with gradient checkpointing in training.
         """
         if use_cache and cache is None:
-            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        if cache is not None and self.training and self.gradient_checkpointing:
+            cache = DynamicCache()
+        if cache is None:
+            return None
+        if self.training and self.gradient_checkpointing and torch.is_grad_enabled():
             raise ValueError(
                 "Gradient checkpointing runs each layer twice, which would extend a cache twice, "
                 "got both in training. Leave out the cache, or call `model.eval()`."
             )
-        return cache
+        if isinstance(cache, EncoderDecoderCache):
+            return cache
+        # One of the targets only: sources are projected anew in each call.
+        return EncoderDecoderCache(cache, DynamicCache())

@@ -138,8 +138,8 @@ def make_cache(kind: str, model: Model) -> EncoderDecoderCache:
             return DynamicCache(config=model.config)
         return StaticCache(config=model.config, max_cache_len=length)
 
-    # The source's seven positions, and more than the target's five.
-    return EncoderDecoderCache(make(9), make(7))
+    # More than the target's five positions, and than the source's seven.
+    return EncoderDecoderCache(make(9), make(8))
 
 
 def real_rows(ids: Tensor, is_real: Tensor) -> list[Tensor]:

@@ -139,9 +139,9 @@ def assert_beam_searches_find_the_same(model: Model) -> None:
         {"use_transformers_search": True},
         {"use_transformers_search": True, "use_cache": False},
     ]
-    shapes = model.config.head_shapes(model.config.decoder_attention_heads)
+    _, key, value = model.config.head_shapes(model.config.decoder_attention_heads)
     # Transformers' static layers have one number of heads for keys and values.
-    if shapes.key.heads == shapes.value.heads:
+    if key.heads == value.heads:
         searches.append({"cache_implementation": "static"})
     limits = {"num_beams": 2, "max_new_tokens": 4}
     found = model.generate(**PADDED_ON_THE_LEFT, **limits).tolist()

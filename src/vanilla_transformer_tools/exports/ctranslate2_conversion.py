@@ -169,7 +169,7 @@ def _empty_spec(config: VanillaTransformerConfig) -> TransformerSpec:
     specs = []
     for kind, layers, heads in stacks:
         if config.position_embedding_type == "rotary":
-            switches["rotary_dim"] = config.head_shapes(heads).key.size
+            switches["rotary_dim"] = config.head_shapes(heads)[0].size
             switches["rotary_base"] = config.position_base
         specs.append(kind(layers, heads, **switches))
     return TransformerSpec(*specs)
