@@ -81,7 +81,7 @@ class Ratio(Metric):
 
     def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
         counted, total = stats
-        # If no reference has a token, the total counts as one.
+        # If the references are empty, the total counts as one.
         return Score(self.name, 100 * counted / max(total, 1))
 
 
