@@ -37,6 +37,8 @@ def test_labels_are_the_references_unless_there_is_their_text(tokenizer):
     # A row more than there are pairs, as several processes have it.
     assert of_text["exact_match"] == 50
     assert of_text["lines"] == 2
+    unknown = output_of(tokenizer, ["jax", "ja"], ["ja", "ja"])
+    assert compute_scores(tokenizer, **metrics)(unknown)["exact_match"] == 50
 
 
 def test_validation_warns_once_of_references_in_another_canonical_form(tokenizer, caplog):

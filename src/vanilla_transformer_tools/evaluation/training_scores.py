@@ -11,6 +11,7 @@ from transformers.utils import logging
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer
 from vanilla_transformer_tools.evaluation.metrics import equal_in_canonical_form, score
 from vanilla_transformer_tools.settings import DEFAULT_METRICS
+from vanilla_transformer_tools.text.tokenizer_pair import decoded
 
 logger = logging.get_logger(__name__)
 
@@ -37,7 +38,8 @@ def compute_scores(
         # Trainer pads batches of different length with -100.
         padded = np.asarray(ids)
         whole = np.where(padded < 0, tokenizer.pad_token_id, padded)
-        return tokenizer.batch_decode(whole, skip_special_tokens=True)
+        # As in translations, an unknown token is a wrong one.
+        return [decoded(tokenizer, row) for row in whole.tolist()]
 
     def score_ids(output: EvalPrediction) -> dict[str, Any]:
         expected = texts(output.label_ids) if references is None else references

@@ -268,6 +268,21 @@ def speller(
     return lambda ids: tokenizer.convert_ids_to_tokens(list(ids))
 
 
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Id of `<unk>`; None if the tokenizer has none, or it is a token with another purpose too."""
+    others = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {*tokenizer.all_special_ids, *(one for one, token in added if token.special)}
+    dropped -= {unknown_id(tokenizer)}
+    text: str = tokenizer.decode([token for token in ids if token not in dropped])
+    return text
+
+
 def _content(tokenizer: PreTrainedTokenizerBase) -> str:
     """Everything that determines ids, or its checksum."""
     if tokenizer.is_fast:

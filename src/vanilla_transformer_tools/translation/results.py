@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.text_vanilla_transformer import BLANKS, blank_ends
+from vanilla_transformer_tools.text.tokenizer_pair import decoded, unknown_id
 from vanilla_transformer_tools.translation.engine import Hypothesis
 
 # What `str.splitlines` and many editors take for the end of a line.
@@ -68,7 +69,7 @@ def translation_of(
 
     The first tokens, as many as `first`, are no text.
     """
-    text, replaced = _LINE_SEPARATORS.subn(" ", _decode(tokenizer, hypothesis.tokens[first:]))
+    text, replaced = _LINE_SEPARATORS.subn(" ", decoded(tokenizer, hypothesis.tokens[first:]))
     # Its blanks, without controls and marks; an argument may hold a line feed.
     before, after = (
         "".join(character for character in end if character in BLANKS)
@@ -82,21 +83,6 @@ def translation_of(
         unknown=sum(token == unknown for token in hypothesis.tokens),
         **fields,
     )
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of ids as `skip_special_tokens=True` gives it, but with `<unk>`."""
-    added = tokenizer.added_tokens_decoder.items()
-    dropped = {*tokenizer.all_special_ids, *(one for one, token in added if token.special)}
-    dropped -= {unknown_id(tokenizer)}
-    text: str = tokenizer.decode([token for token in ids if token not in dropped])
-    return text
-
-
-def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Id of `<unk>`; None if the tokenizer has none, or it is a token with another purpose too."""
-    others = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
 
 
 def different_first(ranked: Sequence[Translation]) -> list[Translation]:

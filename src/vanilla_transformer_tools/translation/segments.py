@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from vanilla_transformer.text_vanilla_transformer import AT_ENDS, blank_ends, without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.sentences import sentence_ends, split_line
+from vanilla_transformer_tools.text.tokenizer_pair import unknown_id
 from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
-from vanilla_transformer_tools.translation.results import Translation, unknown_id
+from vanilla_transformer_tools.translation.results import Translation
 
 logger = logging.getLogger(__name__)
 
