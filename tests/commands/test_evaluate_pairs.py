@@ -1,6 +1,7 @@
 """`evaluate` of pairs with a language each, and probabilities of given pairs."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -65,15 +66,18 @@ def test_directions_of_a_tagged_file_are_translated_and_scored_each(
     same = write("same.tsv", *map("\t".join, rows))
 
     arguments = ["evaluate", "--model", model, "--tag_column", "tag", "--bootstrap", 0]
-    _, out, _ = run(*arguments, "--test", same, "--metrics", "exact_match")
+    options = ["--test", same, "--metrics", "exact_match", "--name", "news"]
+    _, out, _ = run(*arguments, *options)
 
     assert out.count("exact match 100.00") == 3
     results = json.loads((model / "results.json").read_text())
     assert {name: scores["lines"] for name, scores in results.items()} == {
-        "test": 3,
-        "test en": 2,
-        "test fr": 1,
+        "news": 3,
+        "news en": 2,
+        "news fr": 1,
     }
+    _, _, err = run(*arguments, *options, "--max_source_length", 6)
+    assert re.findall("Line (.) is longer", err) == ["1", "2"]
 
 
 def test_translations_that_differ_in_canonical_form_alone_are_counted(run, write):

@@ -221,7 +221,7 @@ class EchoTranslator:
     search = "greedy"
     engine = SimpleNamespace(name="CTranslate2 4")
 
-    def translate(self, lines: list[str]) -> Iterator[Translation]:
+    def translate(self, lines: list[str], numbers: list[int]) -> Iterator[Translation]:
         return map(Translation, lines)
 
 
@@ -304,6 +304,14 @@ def test_language_of_the_references_comes_from_option_name_or_record(
     assert named["tokenize"].name == expected
 
 
+def test_ensemble_of_models_of_tokens_is_scored_by_their_tokens(evaluate, tmp_path):
+    (tmp_path / "run.json").write_text('{"settings": {"pretokenized": true}}', encoding="utf-8")
+
+    calls = evaluate("--model", str(tmp_path), model=True)
+
+    assert calls["compute"][0][1]["tokenize"].name == "none"
+
+
 def test_evaluate_scores_a_model_and_records_that(evaluate, tmp_path):
     calls = evaluate(model=True)
 
@@ -315,12 +323,13 @@ def test_evaluate_scores_a_model_and_records_that(evaluate, tmp_path):
 
 
 def test_other_model_is_evaluated_with_the_search_of_the_first():
-    first = SimpleNamespace(search=Search(num_beams=7, length_penalty=0.3), max_source_length=99)
+    search = {"num_beams": 7, "length_penalty": 0.3, "repetition_penalty": 1.3}
+    search |= {"no_repeat_ngram_size": 4, "min_length": 2}
+    first = SimpleNamespace(search=Search(**search, scores=True), max_source_length=99)
     settings = EvaluateSettings(model=["a"], against="b", max_source_length=50)
 
     other = _like(first, settings)
 
-    search = {"num_beams": 7, "length_penalty": 0.3}
     assert other == replace(settings, model=["b"], search=search)
     assert _like([], settings) == replace(settings, model=["b"])
 

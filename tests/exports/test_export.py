@@ -252,6 +252,11 @@ def test_export_is_found_in_the_folder_of_its_model(source, write, refused, caps
     assert faster_export(engines[0].engine).endswith(
         f"export {source}, then --engine ctranslate2\n"
     )
+    # An export has its own tokenizers, whose checksums are on record.
+    file = Path(source, "tokenizer.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": None}))
+    exported = Translator.from_pretrained(source, engine="ctranslate2")
+    assert exported.tokenizers.contents == engines[1].tokenizers.contents
     # A job that goes on is told of another export.
     settings = TranslateSettings(model=[source], engine="ctranslate2")
     before = job_record(settings)

@@ -26,11 +26,11 @@ def subwords():
     return VanillaTransformerTokenizer.train(lines * 5, vocab_size=330)
 
 
-def translate(lines, tokenizer, max_tokens, prefixes="", first_line=1, **settings):
+def translate(lines, tokenizer, max_tokens, prefixes="", numbers=None, **settings):
     """What an engine gets, and the translations."""
     engine = Recorder()
     translator = Translator(engine, tokenizer, max_source_length=max_tokens, **settings)
-    return engine, list(translator.translate(lines, prefixes, first_line=first_line))
+    return engine, list(translator.translate(lines, prefixes, numbers=numbers))
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_each_sentence_is_a_piece_and_only_long_lines_are_reported(letters, capl
 
     rows = cut_lines(lines, letters, 8, split_sentences=True)
     caplog.clear()
-    translate(lines, letters, 8, split_sentences=True, first_line=101)
+    translate(lines, letters, 8, split_sentences=True, numbers=[101, 104])
 
     assert [[piece.text for piece in row] for row in rows] == cut
     ids = [letters([text.strip() for text in texts])["input_ids"] for texts in cut]
     assert [[piece.source for piece in row] for row in rows] == ids
-    assert caplog.messages == ["Line 102 is longer than 8 tokens and is translated in 3 pieces."]
+    assert caplog.messages == ["Line 104 is longer than 8 tokens and is translated in 3 pieces."]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_prefix_goes_with_the_first_piece_only(letters):
 
 def test_prefix_with_unknown_words_is_refused_after_the_lines_before_it(letters):
     translator = Translator(Recorder(), letters, max_source_length=9)
-    found = translator.translate(["ab", "ab"], ["ab", "ab éa ab"], first_line=11)
+    found = translator.translate(["ab", "ab"], ["ab", "ab éa ab"], numbers=[11, 12])
 
     assert next(found).text == "ab"
     with pytest.raises(ValueError, match=r"line 12 .* got 'ab éa ab', .*unknown: 'é' \(1\)\.$"):

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +19,7 @@ from vanilla_transformer_tools.commands.command import (
 )
 from vanilla_transformer_tools.commands.outputs import check_output, check_room
 from vanilla_transformer_tools.files import looks_like_a_path
+from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import (
     BLEU_TOKENIZE,
     DEFAULT_METRICS,
@@ -145,7 +146,7 @@ def _score(
     for name, part, rows in test_set.directions():
         scores = score([texts[row] for row in rows], part.references, **_options(settings, part))
         print(f"\n{name}:" * (name != test_set.name) + format_scores(scores))
-        _record(settings, system, settings.name or name, scores)
+        _record(settings, system, name, scores)
     if number := equal_in_canonical_form(texts, test_set.references):
         print(
             f"{number:,} translations differ from a reference in Unicode's canonical form alone; "
@@ -225,7 +226,9 @@ def _translations(system: "list[str] | Translator", test_set: "_TestSet") -> lis
     with line_progress("evaluate", len(texts)) as advance:
         for tag, rows in test_set.rows_by_tag().items():
             lines = [test_set.sources[row] for row in rows]
-            for row, translation in zip(rows, _towards(system, tag).translate(lines), strict=True):
+            numbers = [row + 1 for row in rows]
+            found = _towards(system, tag).translate(lines, numbers=numbers)
+            for row, translation in zip(rows, found, strict=True):
                 texts[row] = translation.text
                 report.count(translation)
                 advance()
@@ -238,7 +241,8 @@ def _like(system: "list[str] | Translator", settings: EvaluateSettings) -> Evalu
     settings = replace(settings, model=[str(settings.against)])
     if isinstance(system, list):
         return settings
-    search = {"num_beams": system.search.num_beams, "length_penalty": system.search.length_penalty}
+    names = [item.name for item in fields(Search) if item.metadata.get("of_model")]
+    search = {name: getattr(system.search, name) for name in names}
     return replace(settings, search=settings.search | search)
 
 
@@ -316,8 +320,8 @@ def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
     from vanilla_transformer_tools.saved_folder import read_run
 
-    folder = _results_folder(settings)
-    trained = read_run(str(folder)).get("settings") or {} if folder else {}
+    record = read_run(settings.model[0]) if settings.model else {}
+    trained = record.get("settings") or {}
     languages = [settings.target_language, test_set.language, *trained.get("language", [])[1:2]]
     references = [line for lines in test_set.references for line in lines]
     is_tokenized = trained.get("pretokenized", False)
@@ -357,7 +361,8 @@ def _load(settings: EvaluateSettings) -> _TestSet:
         print(warning, file=sys.stderr)
     streams = [targets, *(_read(path, len(targets)) for path in further)]
     tags = pairs["tag"][:] if settings.tag_column else []
-    return _TestSet(name, sources, list(zip(*streams, strict=True)), language, tags)
+    references = list(zip(*streams, strict=True))
+    return _TestSet(settings.name or name, sources, references, language, tags)
 
 
 def _read(path: str, lines: int) -> list[str]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from io import BufferedReader
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,58 +97,57 @@ class Job:
         self.lines = chain(lines, self.lines)
         if column is None or not lines:
             return self.settings.target_language
-        ((_, language),) = tagged_lines(iter(lines), column, self.first + self.done)
+        ((_, _, language),) = tagged_lines(iter(lines), column, self.first + self.done)
         return language
 
     def _translations(self, translator: Translator) -> Iterator[Translation]:
         number = self.first + self.done
         if self.settings.tag_column is None:
             return translator.translate(
-                self.lines, self.prefixes, first_line=number, has_next=self.has_next
+                self.lines, self.prefixes, numbers=count(number), has_next=self.has_next
             )
         rows = tagged_lines(self.lines, self.settings.tag_column, number)
-        return translate_tagged(translator, rows, self.settings.prefix, number, self.has_next)
+        return translate_tagged(translator, rows, self.settings.prefix, self.has_next)
 
 
-def tagged_lines(lines: Iterator[str], column: int, number: int) -> Iterator[tuple[str, str]]:
-    """Text, in the first column, and target language of lines that are separated by tabs.
+def tagged_lines(lines: Iterator[str], column: int, first: int) -> Iterator[tuple[int, str, str]]:
+    """Number, text, in the first column, and target language of lines that are separated by tabs.
 
-    Columns count from 1; `number` is that of the first line, for the error.
+    Columns count from 1, and lines from `first`.
 
     Raises:
         ValueError: If a line has no such column, or nothing in it.
     """
-    for place, line in enumerate(lines, start=number):
+    for number, line in enumerate(lines, start=first):
         columns = line.split("\t")
         tag = columns[column - 1].strip() if column <= len(columns) else ""
         if not tag:
             raise ValueError(
-                f"Line {place:,} must have a target language in column {column}, its --tag_column, "
-                f"got {line!r:.60} with {len(columns)} columns."
+                f"Line {number:,} must have a target language in column {column}, its "
+                f"--tag_column, got {line!r:.60} with {len(columns)} columns."
             )
-        yield columns[0], tag
+        yield number, columns[0], tag
 
 
 def translate_tagged(
     translator: Translator,
-    rows: Iterator[tuple[str, str]],
+    rows: Iterator[tuple[int, str, str]],
     prefix: str,
-    first_line: int,
     has_next: Callable[[], bool],
 ) -> Iterator[Translation]:
-    """Translations of rows of text and target language, in order; see `Translator.translate`."""
+    """Translations of the rows of `tagged_lines`, in order; see `Translator.translate`."""
     translators: dict[str, Translator] = {}
-    for window in windows(rows, has_next, lambda row: len(row[0])):
+    for window in windows(rows, has_next, lambda row: len(row[1])):
         results: dict[str, Iterator[Translation]] = {}
-        for _, tag in window:
+        for _, _, tag in window:
             # An unknown language is an error after the translations of the lines before it.
             if tag not in results:
                 if tag not in translators:
                     translators[tag] = translator.changed(target_language=tag)
-                texts = [text for text, its_tag in window if its_tag == tag]
-                results[tag] = translators[tag].translate(texts, prefix, first_line=first_line)
+                own = (row for row in window if row[2] == tag)
+                numbers, texts, _ = zip(*own, strict=True)
+                results[tag] = translators[tag].translate(texts, prefix, numbers=numbers)
             yield next(results[tag])
-        first_line += len(window)
 
 
 @contextmanager

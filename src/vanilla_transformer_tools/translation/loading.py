@@ -120,13 +120,13 @@ def faster_export(engine: Engine) -> str:
 
 
 def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig]:
-    """Loads a folder that our export made, or the export in a model's own folder."""
+    """Loads a folder that our export made."""
     if len(names) > 1:
         raise ValueError(
             f"The engine 'ctranslate2' takes one model, got {len(names)}: {', '.join(names)}. "
             "Use the engine 'torch' for an ensemble."
         )
-    folder = own_export(names[0])
+    (folder,) = names
     check_files(folder)
     # First, because its errors explain what is wrong with a folder.
     exported = CTranslate2Engine(folder, compute_type="default" if dtype == "auto" else dtype)

@@ -5,7 +5,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat, zip_longest
+from itertools import chain, count, islice, repeat, zip_longest
 from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ def cut_lines(
     *,
     tag: Sequence[int] = (),
     split_sentences: bool = False,
-    first_line: int = 1,
+    numbers: Iterable[int] | None = None,
 ) -> list[list[Piece]]:
     """The pieces of each line, which together are the line: one, if nothing asks for a cut.
 
@@ -64,7 +64,7 @@ def cut_lines(
         max_tokens: Length of the longest source, tag and `</s>` counted.
         tag: Ids that each source begins with.
         split_sentences: Whether each sentence is a piece of its own.
-        first_line: Number of the first line, for warnings.
+        numbers: Those of the lines, for warnings; None: from 1.
     """
     longest = max_tokens - len(tag)
     split = [_sentences_of(line, split_sentences) for line in lines]
@@ -72,7 +72,7 @@ def cut_lines(
     short = [text for text in chain.from_iterable(split) if len(text) <= _CHARACTERS * longest]
     ids = dict(zip(short, _encode(short, tokenizer), strict=True))
     rows = []
-    for number, sentences in enumerate(split, start=first_line):
+    for sentences, number in zip(split, numbers or count(1), strict=False):
         texts: list[str] = []
         for sentence in sentences:
             fits = sentence in ids and len(ids[sentence]) <= longest

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from os import PathLike
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
@@ -20,7 +20,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
     speller,
 )
 from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
-from vanilla_transformer_tools.translation.loading import load_engine, training_defaults
+from vanilla_transformer_tools.translation.loading import load_engine, own_export, training_defaults
 from vanilla_transformer_tools.translation.results import (
     Translation,
     different_first,
@@ -206,6 +206,9 @@ class Translator:
         if isinstance(model_name_or_path, str | PathLike):
             model_name_or_path = [str(model_name_or_path)]
         names = list(model_name_or_path)
+        if engine == "ctranslate2":
+            # With the tokenizers and the record that belong to it.
+            names = list(map(own_export, names))
         given = {name: value for name, value in settings.items() if value is not None}
         settings = training_defaults(names[0]) | given
         loading: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -245,7 +248,7 @@ class Translator:
         lines: Iterable[str],
         prefixes: str | Iterable[str] = "",
         *,
-        first_line: int = 1,
+        numbers: Iterable[int] | None = None,
         has_next: Callable[[], bool] = lambda: True,
     ) -> Iterator[Translation]:
         """Translates lines, in order, one result for each; blank lines are returned unchanged.
@@ -261,7 +264,7 @@ class Translator:
             lines: Text.
             prefixes: Text that translations begin with: one for all lines, or one for each. A
                 blank at its end is dropped. If the line is cut, its first piece has the prefix.
-            first_line: Number of the first line, for warnings.
+            numbers: Those of the lines, for warnings; None: from 1.
             has_next: Whether another line is there now; if not, those before it need not wait.
 
         Raises:
@@ -272,13 +275,13 @@ class Translator:
             raise ValueError(
                 f"`lines` must hold several strings, got the single one {lines!r:.60}."
             )
-        read = self._read(with_prefixes(iter(lines), prefixes), first_line)
+        read = self._read(with_prefixes(iter(lines), prefixes), numbers or count(1))
         for window in windows(read, has_next, lambda line: len(line.text)):
             yield from self._translate_window(window)
 
-    def _read(self, pairs: Iterator[tuple[str, str]], first_line: int) -> Iterator[_Line]:
+    def _read(self, pairs: Iterator[tuple[str, str]], numbers: Iterable[int]) -> Iterator[_Line]:
         room = self.engine.last_position - len(self.search.opening([])) - 1
-        for number, (line, begun) in enumerate(pairs, start=first_line):
+        for (line, begun), number in zip(pairs, numbers, strict=False):
             prefix = encode_prefix(begun, self.target_tokenizer, number)
             if len(prefix) > room:
                 raise ValueError(
@@ -296,7 +299,7 @@ class Translator:
             self.max_source_length,
             tag=self.tokenizers.source_prefix,
             split_sentences=self.split_sentences,
-            first_line=window[0].number,
+            numbers=[line.number for line in window],
         )
         for line, row in zip(window, rows, strict=True):
             for piece in row[:1]:
