@@ -249,6 +249,20 @@ def test_missing_file_of_overlap_is_refused(tmp_path):
         drop_rules(TrainSettings(filter_overlap=[str(tmp_path / "missing.en")]), None)
 
 
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [("ab", "has 20 % of them"), ("a", "has 10 % of them"), ("klm", ""), ("aaB", "has 10 %")],
+)
+def test_validation_pairs_that_training_has_are_doubted(write, caplog, training, said):
+    train = [write("train", *training), write("train.x", *training.upper())]
+    held = [write("held", *"abcdefghij"), write("held.x", *"ABCDEFGHIJ")]
+
+    read_corpus(TrainSettings(train=train, validation=held))
+
+    assert said in caplog.text
+    assert ("--validation should hold other pairs" in caplog.text) == bool(said)
+
+
 # Languages of the pairs
 
 

@@ -41,6 +41,9 @@ _MANY_PAIRS = 100
 # Doubted tags that a warning names.
 _NAMED = 3
 
+# Share of the validation pairs that training pairs may be without a warning.
+_SHARE_OF_KNOWN = 0.1
+
 # Takes source, target, and the tag if there is one, and says whether the pair is dropped. It is
 # called once for each pair, in order.
 Rule = Callable[..., bool]
@@ -128,6 +131,8 @@ def read_corpus(settings: TrainSettings) -> Corpus:
     pairs = load_pairs(text, settings.tokenizer_pairs if settings.streaming else None)
     filtered = filter_pairs(pairs, rules)
     warn_of_single_tags(filtered)
+    if validation is not None:
+        warn_of_known_pairs(filtered.kept, validation)
     return Corpus(filtered, validation, partial(_read_kept, text, rules))
 
 
@@ -209,6 +214,21 @@ def warn_of_single_tags(filtered: FilteredPairs) -> None:
             f"{len(rows):,}",
             len(places),
             ", ".join(places[:_NAMED]) + ", ..." * (len(places) > _NAMED),
+        )
+
+
+def warn_of_known_pairs(training: Dataset, validation: Dataset) -> None:
+    """Doubts validation pairs of which many are training pairs: learned by heart, they score high.
+
+    A few are everywhere, such as greetings.
+    """
+    held = {pair[:2] for pair in _pairs_of(validation)}
+    share = len(held.intersection(pair[:2] for pair in _pairs_of(training))) / len(held)
+    if share >= _SHARE_OF_KNOWN:
+        logger.warning(
+            "--validation should hold other pairs than --train, which has %.0f %% of them: their "
+            "scores say little about new text. --filter_overlap takes them out of --train.",
+            100 * share,
         )
 
 

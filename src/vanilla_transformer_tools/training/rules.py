@@ -2,20 +2,20 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from datasets.config import DATASET_STATE_JSON_FILENAME
+from huggingface_hub.errors import StrictDataclassError
 from transformers import Seq2SeqTrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 
 from vanilla_transformer_tools.evaluation.metrics import build_metrics
 from vanilla_transformer_tools.settings import CASINGS, TrainSettings
 from vanilla_transformer_tools.training.optimizer import ADAM
-from vanilla_transformer_tools.training.options import BY_TIME, config_overrides
+from vanilla_transformer_tools.training.options import BY_TIME, new_config
 from vanilla_transformer_tools.training.ranking import metric_of
 
 
@@ -63,6 +63,7 @@ _RANGES: dict[tuple[float, float], tuple[str, ...]] = {
     (0, math.inf): (
         "max_minutes",
         "average_last",
+        "save_total_limit",
         "r_drop",
         "learning_rate",
         "warmup_steps",
@@ -97,10 +98,14 @@ _OF_NO_USE = {
         "scores are of all validation pairs together",
     ),
 }
+# The Hub knows languages by two or three letters, which a region may follow, and two words.
+_LANGUAGE_CODE = "[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*|code|multilingual"
 # Options that have an effect only with another one.
 _NEEDED = {
     "target_vocab_size": "separate_vocabularies",
     "streaming": "max_steps",
+    "shuffle_buffer": "streaming",
+    "tokenizer_pairs": "streaming",
     "moving_average": "validation",
     "early_stopping_patience": "validation",
     "freeze": "init_from",
@@ -140,12 +145,6 @@ def _is_launched_divided() -> bool:
     return "true" in (os.environ.get(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
 
 
-def _of_one_split(o: Options) -> bool:
-    """Whether a saved dataset without validation pairs is used for both."""
-    both = {*o.train} & {*o.validation}
-    return any(Path(path, DATASET_STATE_JSON_FILENAME).is_file() for path in both)
-
-
 # What no run can follow; `{o.name}` in the message is the value of an option.
 _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
     (
@@ -177,6 +176,14 @@ _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
         "steps or epoch; the best checkpoint is kept along with the last ones.",
     ),
     (
+        lambda o: (
+            (o.average_last or 0) > 1
+            and (o.save_strategy == "no" or 0 < (o.save_total_limit or 0) < o.average_last)
+        ),
+        "--average_last {o.average_last} needs as many checkpoints, got --save_total_limit "
+        "{o.save_total_limit} and --save_strategy {o.save_strategy}. Keep more, or average fewer.",
+    ),
+    (
         lambda o: o.optimizer == "muon" and o.optim not in ADAM,
         f"--optimizer muon goes with Adam, --optim {' or '.join(ADAM)}, got {{o.optim}}. Leave one "
         "of the two out.",
@@ -199,9 +206,8 @@ _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
         "them with pip.",
     ),
     (
-        _of_one_split,
-        "--validation must hold other pairs than --train, got {o.validation} for both, which has "
-        "one split. Split it first: Dataset.train_test_split.",
+        lambda o: not all(re.fullmatch(_LANGUAGE_CODE, each) for each in o.language),
+        "--language must be codes of ISO 639, such as de en, got {o.language}.",
     ),
     (
         lambda o: o.filter_overlap == [] and not o.validation,
@@ -264,7 +270,7 @@ def _faults(o: Options) -> Iterator[str]:
     for is_so, message in _REFUSED:
         if is_so(o):
             yield message.format(o=o)
-    for option, interpret in {"--bleu_tokenize: ": _build_metrics, "": config_overrides}.items():
+    for option, interpret in {"--bleu_tokenize: ": _build_metrics, "": _build_config}.items():
         try:
             interpret(o.settings)
         except ValueError as error:
@@ -283,6 +289,18 @@ def _build_metrics(settings: TrainSettings) -> object:
     # The references, by which auto chooses, have not been read yet.
     tokenizer = "13a" if settings.bleu_tokenize == "auto" else settings.bleu_tokenize
     return build_metrics(settings.metrics, tokenizer)
+
+
+def _build_config(settings: TrainSettings) -> object:
+    try:
+        # As for new tokenizers: --config cannot change what saved ones decide on.
+        return new_config(settings, None)
+    except StrictDataclassError as error:
+        faults = str(error.__cause__ or error).split("\n")
+        # Of those of one field, whose name they begin with, the first.
+        first = {fault.split()[0]: fault for fault in reversed(faults)}
+        lines = (f"--config: {fault}" for fault in reversed(first.values()))
+        raise ValueError("\n".join(lines)) from error
 
 
 def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> None:
