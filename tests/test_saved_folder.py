@@ -119,6 +119,21 @@ def test_pickled_weights_are_not_read(folder):
         load_model(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("config.json", "hold a saved model, got no config.json. Restore it."),
+        ("tokenizer.json", "hold a tokenizer that can be loaded, got no tokenizer.json. Restore"),
+        ("tokenizer*", "folder of a saved model, got no tokenizer_config.json in it. It has no to"),
+    ],
+)
+def test_folder_that_lacks_a_file_is_told_so(folder, refused, names, told):
+    for file in folder.glob(names):
+        file.unlink()
+
+    assert re.search(f"'{folder}' must .*{told}", refused("translate", "--model", folder, "ab"))
+
+
 @pytest.mark.parametrize("length", [0, 5000])
 def test_cut_weights_without_a_record_are_named(folder, length):
     (folder / RUN_FILE).unlink()
@@ -264,11 +279,3 @@ def test_folder_of_a_newer_release_says_so(folder):
     change_weights(folder, lambda weights: weights | {"zeta": torch.ones(2)})
     with pytest.raises(ValueError, match=r"1 unknown .* config has zeta_norm, .* newer release"):
         load_model(str(folder))
-
-
-def test_model_without_a_tokenizer_says_so(folder):
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
-
-    with pytest.raises(ValueError, match=r"no tokenizer_config\.json .* It has no tokenizer; `tok"):
-        TokenizerPair.from_pretrained(str(folder))

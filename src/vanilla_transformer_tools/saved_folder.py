@@ -270,6 +270,8 @@ def load_model(model_name_or_path: str, **loading: Any) -> PreTrainedModel:
     loading = {"use_safetensors": True, "trust_remote_code": False, **loading}
     if folder := local_folder(name):
         check_objects(folder)
+        if not (folder / CONFIG_NAME).exists():
+            raise OSError(f"{name!r} must hold a saved model, got no {CONFIG_NAME}. Restore it.")
         is_pickled = (folder / WEIGHTS_NAME).is_file() and not any(folder.glob("*.safetensors"))
         if is_pickled and loading["use_safetensors"]:
             raise OSError(
@@ -384,9 +386,12 @@ def load_tokenizer(model_name_or_path: str, **loading: Any) -> PreTrainedTokeniz
                     f"There is no folder {model_name_or_path!r}, and no model of that name could "
                     f"be loaded from the Hub: {fault}"
                 ) from error
+            fault = f"{type(error).__name__}: {fault}"
+            if not any(any(folder.glob(file)) for file in ("tokenizer.json", *VOCABULARY_FILES)):
+                fault = "no tokenizer.json"
             raise ValueError(
-                f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got "
-                f"{type(error).__name__}: {fault}. Restore its files."
+                f"{model_name_or_path!r} must hold a tokenizer that can be loaded, got {fault}. "
+                "Restore its files."
             ) from error
 
 

@@ -215,6 +215,7 @@ def test_command_leaves_nothing_of_a_model_that_the_class_does_not_have(ours, tm
     told = refused("export", "--format", "marian", ours, tmp_path / "out")
 
     assert "`pre_norm` must be False, got True." in told
+    assert "exporting" not in told
     assert names(tmp_path) == {"ours"}
 
 

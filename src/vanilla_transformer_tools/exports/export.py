@@ -127,7 +127,6 @@ def export_model(
     """
     with new_folder(output, "export") as folder:
         model, tokenizers = _load(model_name_or_path, format, trust_remote_code)
-        logger.info("exporting %s and comparing the result with it ...", model_name_or_path)
         folder.mkdir(parents=True)
         tokenizers.save_pretrained(folder)
         agreement = (
@@ -160,6 +159,11 @@ def _write_record(folder: Path, model: PreTrainedModel) -> None:
     write_run(folder, {**run, "files": describe_model_files(folder)})
 
 
+def _announce(model: PreTrainedModel) -> None:
+    """Says what begins once nothing refuses the model."""
+    logger.info("exporting %s and comparing the result with it ...", model.name_or_path)
+
+
 def _write_runtime(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -169,6 +173,7 @@ def _write_runtime(
     sample: list[str] | None,
 ) -> Agreement:
     refuse_torch_only(model.generation_config)
+    _announce(model)
     model.generation_config.save_pretrained(folder)
     engine = TorchEngine(model)
     sources = _sample_sources(engine, tokenizer, sample)
@@ -195,7 +200,9 @@ def _write_runtime(
 def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> LogitGap:
     name_general_tokenizers(folder)
     dtype = model.dtype
-    to_transformers(model, class_name).save_pretrained(folder)
+    exported = to_transformers(model, class_name)
+    _announce(model)
+    exported.save_pretrained(folder)
     comparison = compare_logits(load_model(str(folder), dtype=torch.float32).eval(), model.float())
     comparison.check(dtype)
     return comparison
