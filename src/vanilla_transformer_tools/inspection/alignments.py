@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer_tools.text.units import units_of_tokens
 from vanilla_transformer_tools.translation import Translator
-from vanilla_transformer_tools.translation.teacher_forcing import align_pairs, encode_pair
+from vanilla_transformer_tools.translation.teacher_forcing import forced_passes
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 # Position of a unit in the source and of one in the target, both counted from 0.
@@ -64,14 +64,14 @@ def align_words(
         )
     tag: list[set[int]] = [set() for _ in translator.tokenizers.source_prefix]
     rows = list(zip(*columns, strict=True))
-    encoded = (encode_pair(translator.tokenizers, *row[:2]) for row in rows)
-    read = align_pairs(translator.tokenizers, engine, encoded)
-    for lines, (source, target, positions) in zip(rows, read, strict=True):
+    pairs = (row[:2] for row in rows)
+    read = forced_passes(translator.tokenizers, engine, pairs, align=True)
+    for lines, (source, target, forced) in zip(rows, read, strict=True):
         source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
         target_words = units_of_tokens(target["offset_mapping"], lines[1], lines[3])
         links = {
             (source_word, target_word)
-            for position, words in zip(positions, target_words, strict=True)
+            for position, words in zip(forced.alignment, target_words, strict=True)
             for target_word in words
             for source_word in source_words[position]
         }

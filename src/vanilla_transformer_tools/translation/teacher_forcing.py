@@ -10,6 +10,7 @@ from transformers import BatchEncoding
 from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer_tools.text.languages import end_length
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
+from vanilla_transformer_tools.translation.engine import ForcedPass
 from vanilla_transformer_tools.translation.segments import without_surrogates
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
@@ -59,12 +60,9 @@ def score_pairs(
         )
     # As the model was trained.
     lines = zip(map(without_blank_ends, sources), map(without_blank_ends, targets), strict=True)
-    while batch := [encode_pair(tokenizers, *line) for line in islice(lines, PAIRS_PER_BATCH)]:
-        read = [[*tokenizers.source_prefix, *source["input_ids"]] for source, _ in batch]
-        written = [target["input_ids"] for _, target in batch]
-        for ids, forced in zip(written, engine.force(read, written), strict=True):
-            tokens = tokenizers.target.convert_ids_to_tokens(ids)
-            yield PairScore(tuple(tokens), tuple(forced.log_probs))
+    for _, target, forced in forced_passes(tokenizers, engine, lines):
+        tokens = tokenizers.target.convert_ids_to_tokens(target["input_ids"])
+        yield PairScore(tuple(tokens), tuple(forced.log_probs))
 
 
 def encode_pair(
@@ -79,28 +77,24 @@ def encode_pair(
     return read, written
 
 
-def align_pairs(
+def forced_passes(
     tokenizers: TokenizerPair,
     engine: TorchEngine,
-    encoded: Iterable[tuple[BatchEncoding, BatchEncoding]],
-) -> Iterator[tuple[BatchEncoding, BatchEncoding, list[int]]]:
-    """Pairs with the place that each target token attends to most, see `TorchEngine.force`.
+    pairs: Iterable[tuple[str, str]],
+    *,
+    align: bool = False,
+) -> Iterator[tuple[BatchEncoding, BatchEncoding, ForcedPass]]:
+    """Ids of sources and targets, as `encode_pair` gives them, with what `TorchEngine.force` finds.
 
-    Args:
-        tokenizers: Tokenizers of the pairs.
-        engine: Engine that reads them.
-        encoded: Pairs of `encode_pair`.
-
-    Returns:
-        Each pair with the position in its source, the prefix counted, for each target token.
+    Positions of an alignment count the prefix of the source.
     """
-    rest = iter(encoded)
-    while batch := list(islice(rest, PAIRS_PER_BATCH)):
+    encoded = (encode_pair(tokenizers, *pair) for pair in pairs)
+    while batch := list(islice(encoded, PAIRS_PER_BATCH)):
         passes = engine.force(
             [[*tokenizers.source_prefix, *source["input_ids"]] for source, _ in batch],
             [target["input_ids"] for _, target in batch],
-            align=True,
+            align=align,
             end_length=end_length(tokenizers.source),
         )
         for (source, target), forced in zip(batch, passes, strict=True):
-            yield source, target, forced.alignment
+            yield source, target, forced
