@@ -64,7 +64,7 @@ def align_words(
         )
     tag: list[set[int]] = [set() for _ in translator.tokenizers.source_prefix]
     rows = list(zip(*columns, strict=True))
-    pairs = (row[:2] for row in rows)
+    pairs = zip(sources, targets, strict=True)
     read = forced_passes(translator.tokenizers, engine, pairs, align=True)
     for lines, (source, target, forced) in zip(rows, read, strict=True):
         source_words = tag + units_of_tokens(source["offset_mapping"], lines[0], lines[2])
