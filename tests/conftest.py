@@ -105,26 +105,10 @@ def batch() -> "Batch":
     import torch
 
     input_ids = torch.tensor(
-        [
-            [17, 5, 9, 30, 2, 0, 0],
-            [8, 21, 36, 4, 11, 26, 2],
-            [13, 2, 0, 0, 0, 0, 0],
-        ]
+        [[17, 5, 9, 30, 2, 0, 0], [8, 21, 36, 4, 11, 26, 2], [13, 2, 0, 0, 0, 0, 0]]
     )
-    labels = torch.tensor(
-        [
-            [6, 33, 19, 12, 2],
-            [25, 7, 2, -100, -100],
-            [10, 28, 14, 2, -100],
-        ]
-    )
-    decoder_input_ids = torch.tensor(
-        [
-            [1, 6, 33, 19, 12],
-            [1, 25, 7, 2, 0],
-            [1, 10, 28, 14, 2],
-        ]
-    )
+    labels = torch.tensor([[6, 33, 19, 12, 2], [25, 7, 2, -100, -100], [10, 28, 14, 2, -100]])
+    decoder_input_ids = torch.tensor([[1, 6, 33, 19, 12], [1, 25, 7, 2, 0], [1, 10, 28, 14, 2]])
     return {
         "input_ids": input_ids,
         "attention_mask": (input_ids != 0).long(),

@@ -215,10 +215,7 @@ def test_name_of_no_model_is_told_with_both_places_it_may_be_in(tmp_path, monkey
         TokenizerPair.from_pretrained("runs/typo")
 
 
-@pytest.mark.parametrize(
-    "resolve",
-    [TokenizerPair.from_pretrained, load_model, load_config],
-)
+@pytest.mark.parametrize("resolve", [TokenizerPair.from_pretrained, load_model, load_config])
 def test_name_in_a_folder_is_not_looked_up_on_the_hub(resolve, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()

@@ -295,13 +295,11 @@ def test_lines_of_a_tagged_file_are_translated_into_the_language_of_each(run, tm
     assert status == 0
     assert out.split(b"\n")[:-1] == [into[tag][place] for place, tag in enumerate(tags)]
     assert into["de"] != into["en"]
-    _, _, err = translate(
-        *options, "--tag_column", 3, "--max_source_length", 3, stdin=as_bytes(rows)
-    )
+    options += ["--tag_column", 3]
+    err = translate(*options, "--max_source_length", 3, stdin=as_bytes(rows))[2]
     longer = [n for n, line in enumerate(lines, 1) if len(tokenizer(line).input_ids) > 2]
     assert sorted(map(int, re.findall(r"Line (\d) is longer", err))) == longer
-    assert 3 in longer
-    status, out, err = translate(*options, "--tag_column", 3, stdin=as_bytes([*rows[:2], "x\ty"]))
+    status, out, err = translate(*options, stdin=as_bytes([*rows[:2], "x\ty"]))
     assert (status, out.count(b"\n")) == (2, 2)
     assert "Line 3 must have a target language in column 3, its --tag_column, got 'x\\ty'" in err
 

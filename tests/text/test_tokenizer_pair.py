@@ -11,10 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization_vanilla_transformer import TokenizerKind
 from vanilla_transformer_tools.text.bpe_dropout import SegmentedLines, SegmentedPairs
-from vanilla_transformer_tools.text.languages import (
-    choose_languages,
-    language_codes,
-)
+from vanilla_transformer_tools.text.languages import choose_languages, language_codes
 from vanilla_transformer_tools.text.token_ids import encode_pairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 

@@ -18,12 +18,7 @@ from vanilla_transformer_tools.text.filters import Corpus, FilteredPairs
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.text.training_data import TokenBatchStream, build_data
 
-from ..support.training_runs import (
-    checkpoints_of,
-    read_json,
-    read_log,
-    run_training,
-)
+from ..support.training_runs import checkpoints_of, read_json, read_log, run_training
 
 # Sources of letters, targets of digits; in the last pair both sides are too long.
 PAIRS = [("ab" * (1 + n % 3), "12" * (1 + n % 4)) for n in range(39)] + [("b" * 30, "2" * 30)]

@@ -19,10 +19,7 @@ from vanilla_transformer_tools.training.optimizer import (
 from vanilla_transformer_tools.training.rules import check_settings
 
 from ..models import build_variant
-from ..support.training_runs import (
-    build_arguments,
-    build_settings,
-)
+from ..support.training_runs import build_arguments, build_settings
 
 MUON = {"optimizer": "muon"}
 UNTIED = {

@@ -11,10 +11,7 @@ from vanilla_transformer_tools.translation import Translator
 from ..support.pretrained import ENGLISH, GERMAN
 from ..support.training_runs import build_arguments, read_json
 
-LANGUAGES = {
-    "nllb": ("deu_Latn", "eng_Latn"),
-    "mbart": ("fr_XX", "en_XX"),
-}
+LANGUAGES = {"nllb": ("deu_Latn", "eng_Latn"), "mbart": ("fr_XX", "en_XX")}
 
 
 @pytest.fixture

@@ -77,14 +77,6 @@ def test_config_overrides_that_set_no_field_are_refused_all_at_once():
     ]
 
 
-def test_shared_table_is_refused_for_separate_vocabularies():
-    table = "share_encoder_decoder_embeddings"
-    assert config_overrides(TrainSettings(config=[f"{table}=true"])) == {table: True}
-
-    with pytest.raises(ValueError, match=f"--config {table} must be false .* got true"):
-        config_overrides(TrainSettings(config=[f"{table}=true"], separate_vocabularies=True))
-
-
 def test_defaults_of_a_gpu_are_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     on_cpu = recipe(TrainSettings(**TRAINED))
@@ -111,6 +103,7 @@ def test_defaults_of_a_gpu_are_its_own(monkeypatch):
 # What is refused before a run starts
 
 TUNED = {"init_from": "runs/base"}
+TABLE = "share_encoder_decoder_embeddings=true"
 
 
 @pytest.mark.parametrize(
@@ -121,10 +114,8 @@ TUNED = {"init_from": "runs/base"}
         ({}, {"num_train_epochs": 0, "max_steps": 1}),
         ({**TUNED, "freeze": ["encoder"]}, {}),
         ({}, {"num_train_epochs": 0.5, "label_smoothing_factor": 0.99, "adam_beta2": 0.0}),
-        (
-            {"average_last": 3, "language": ["pt-BR", "code"], "streaming": True},
-            {"save_strategy": "epoch", "save_total_limit": 3, "max_steps": 1},
-        ),
+        ({"average_last": 3, "config": [TABLE]}, {"save_strategy": "epoch", "save_total_limit": 3}),
+        ({"language": ["pt-BR", "code"], "streaming": True}, {"max_steps": 1}),
     ],
 )
 def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, given):
@@ -142,33 +133,22 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"minutes": 1.0}, {"warmup_steps": 0.1}, "--warmup_steps, .* whose length .* got 0.1,"),
         (
             {},
-            {"metric_for_best_model": "chrF"},
-            "loss or one of --metrics, got chrF and .*bleu",
-        ),
-        (
-            {},
             {"metric_for_best_model": "bleu", "prediction_loss_only": True},
             "bleu is a score of generated text, .* --prediction_loss_only True",
         ),
         ({"moving_average": 0.9}, {"eval_strategy": "no"}, "need scores, got --eval_strategy no"),
         ({}, {"per_device_train_batch_size": 9}, "hold --max_tokens_per_batch .* length, got 9"),
-        ({"bleu_tokenize": "zz"}, {}, "--bleu_tokenize: .*zz"),
         ({}, {"save_steps": 0}, "--save_steps must be above 0, got 0. For no checkpoints"),
         ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got 300 without it"),
         ({}, {"learning_rate": math.nan}, "--learning_rate must be at least 0 and finite, got nan"),
         ({}, {"num_train_epochs": 0}, "--max_steps must be above 0, got 0 and -1"),
-        ({"config": ["d_modle=3"]}, {}, "no field 'd_modle'"),
         (
             {"config": ["d_model=65"]},
             {},
             r"^--config: `d_model` must be a multiple .* 65 and 4\..*$",
         ),
         ({"config": ["d_model=x"]}, {}, "^--config: Field 'd_model' expected int, got str"),
-        (
-            {"config": ["dropout=2", "norm_type=x"]},
-            {},
-            "^--config: `dropout` must .*, got 2.\n--config: `norm_type` must be one of .*$",
-        ),
+        ({"config": ["dropout=2", "norm_type=x"]}, {}, "--config: `dropout` .*\n--config: `norm"),
         ({"streaming": True, "bpe_dropout": 0.1}, {}, "BPE-dropout needs all words"),
         ({"all_caps_every": 9, "bpe_dropout": 0.1}, {}, "both draw each epoch again"),
         ({"all_caps_every": 9, "lowercase_sources": True}, {}, "in lower case do not show it"),
@@ -203,12 +183,9 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"source_language": "de"}, {}, "need the tokenizers of a saved model, got de and None"),
         ({"freeze": ["encoder"]}, {}, r"--freeze needs --init_from, got \['encoder'\]"),
         ({}, {"save_total_limit": -1}, "--save_total_limit must be at least 0 and finite, got -1"),
-        (
-            {"average_last": 3},
-            {"save_strategy": "epoch", "save_total_limit": 2},
-            "needs as many .*--save_total_limit 2 and",
-        ),
+        ({"average_last": 3}, {"save_strategy": "epoch", "save_total_limit": 2}, "needs as many"),
         ({"average_last": 2}, {"save_strategy": "no"}, "got .* and --save_strategy no"),
+        ({"config": [TABLE], "separate_vocabularies": True}, {}, "must be false .* got true"),
         ({"shuffle_buffer": 9}, {}, "--shuffle_buffer needs --streaming, got 9 without it"),
         ({"tokenizer_pairs": 9}, {}, "--tokenizer_pairs needs --streaming, got 9 without it"),
         ({"language": ["de", "english"]}, {}, r"codes of ISO 639, .*, got \['de', 'english'\]"),
