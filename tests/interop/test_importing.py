@@ -129,7 +129,8 @@ def source(request):
     model = BUILD[request.param]().eval()
     if not request.param.startswith("fsmt"):
         model = model.double()
-    has_sinusoids = model.config.model_type not in ("bart", "plbart", "mbart", "blenderbot")
+    constants = Declaration.of(model.config.model_type).constants
+    has_sinusoids = constants["position_embedding_type"] != "learned"
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if not (has_sinusoids and "embed_positions" in name):

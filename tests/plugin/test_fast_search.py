@@ -211,9 +211,7 @@ def test_transformers_search_runs_with_other_settings(tiny_model, batch, caplog,
     assert "`generate` runs Transformers' search, because " in caplog.text
 
 
-@pytest.mark.parametrize(
-    "search", [{"num_beams": 4, "num_beam_groups": 2}, {"dola_layers": "low"}], ids=str
-)
+@pytest.mark.parametrize("search", [{"num_beams": 4, "num_beam_groups": 2}, {"dola_layers": "low"}])
 def test_search_that_transformers_has_moved_to_the_hub_is_not_replaced(tiny_model, batch, search):
     with pytest.raises(ValueError, match="trust_remote_code"):
         generate(tiny_model, source_of(batch), **search)

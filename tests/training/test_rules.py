@@ -131,6 +131,7 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({}, {"push_to_hub": True}, "`vanilla-transformer push` shares the finished"),
         ({}, {"save_strategy": "best"}, "--save_strategy best leaves nothing to resume from"),
         ({"minutes": 1.0}, {"warmup_steps": 0.1}, "--warmup_steps, .* whose length .* got 0.1,"),
+        ({}, {"metric_for_best_model": "chrF"}, "loss or one of --metrics, got chrF and .*bleu"),
         (
             {},
             {"metric_for_best_model": "bleu", "prediction_loss_only": True},
@@ -138,6 +139,7 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ),
         ({"moving_average": 0.9}, {"eval_strategy": "no"}, "need scores, got --eval_strategy no"),
         ({}, {"per_device_train_batch_size": 9}, "hold --max_tokens_per_batch .* length, got 9"),
+        ({"bleu_tokenize": "zz"}, {}, "--bleu_tokenize: .*zz"),
         ({}, {"save_steps": 0}, "--save_steps must be above 0, got 0. For no checkpoints"),
         ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got 300 without it"),
         ({}, {"learning_rate": math.nan}, "--learning_rate must be at least 0 and finite, got nan"),

@@ -180,6 +180,8 @@ def test_prefix_with_unknown_words_is_refused_after_the_lines_before_it(letters)
     assert next(found).text == "ab"
     with pytest.raises(ValueError, match=r"line 12 .* got 'ab éa ab', .*unknown: 'é' \(1\)\.$"):
         next(found)
+    with pytest.raises(ValueError, match="as many numbers as lines, got fewer"):
+        list(translator.translate(["ab", "ab"], numbers=[11]))
 
 
 def test_lone_surrogate_becomes_a_replacement_character(subwords):

@@ -64,7 +64,7 @@ def cut_lines(
         max_tokens: Length of the longest source, tag and `</s>` counted.
         tag: Ids that each source begins with.
         split_sentences: Whether each sentence is a piece of its own.
-        numbers: Those of the lines, for warnings; None: from 1.
+        numbers: One for each line, for warnings; None: from 1.
     """
     longest = max_tokens - len(tag)
     split = [_sentences_of(line, split_sentences) for line in lines]

@@ -264,12 +264,13 @@ class Translator:
             lines: Text.
             prefixes: Text that translations begin with: one for all lines, or one for each. A
                 blank at its end is dropped. If the line is cut, its first piece has the prefix.
-            numbers: Those of the lines, for warnings; None: from 1.
+            numbers: One for each line, for warnings; None: from 1.
             has_next: Whether another line is there now; if not, those before it need not wait.
 
         Raises:
-            ValueError: If there are more lines than prefixes, or fewer, a prefix is too long or has
-                words that the target vocabulary lacks, or `lines` is a single string.
+            ValueError: If there are more lines than prefixes or numbers, or fewer prefixes, a
+                prefix is too long or has words that the target vocabulary lacks, or `lines` is a
+                single string.
         """
         if isinstance(lines, str):
             raise ValueError(
@@ -281,7 +282,13 @@ class Translator:
 
     def _read(self, pairs: Iterator[tuple[str, str]], numbers: Iterable[int]) -> Iterator[_Line]:
         room = self.engine.last_position - len(self.search.opening([])) - 1
-        for (line, begun), number in zip(pairs, numbers, strict=False):
+        own_numbers = iter(numbers)
+        for line, begun in pairs:
+            number = next(own_numbers, None)
+            if number is None:
+                raise ValueError(
+                    "There must be as many numbers as lines, got fewer. Give one for each, or none."
+                )
             prefix = encode_prefix(begun, self.target_tokenizer, number)
             if len(prefix) > room:
                 raise ValueError(
