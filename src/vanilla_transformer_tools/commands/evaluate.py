@@ -290,13 +290,17 @@ def _results_folder(settings: EvaluateSettings) -> Path | None:
 
 @dataclass(frozen=True)
 class _TestSet:
-    """Lines to translate, all references of each, and the language that the files name, if any."""
+    """Lines to translate, all references of each, and the language that the files name, if any.
+
+    `trained` are the settings of the model's training, as far as they are on record.
+    """
 
     name: str
     sources: list[str]
     references: list[tuple[str, ...]]
     language: str | None
     tags: list[str]
+    trained: dict[str, Any]
 
     def rows_by_tag(self) -> dict[str | None, list[int]]:
         """Numbers of the lines into each language; None where the file does not say."""
@@ -318,10 +322,8 @@ class _TestSet:
 def _options(settings: EvaluateSettings, test_set: _TestSet) -> dict[str, Any]:
     """Options of the scores; BLEU's tokenizer is chosen once, for all systems."""
     from vanilla_transformer_tools.evaluation.bleu_tokenizers import resolve
-    from vanilla_transformer_tools.saved_folder import read_run
 
-    record = read_run(settings.model[0]) if settings.model else {}
-    trained = record.get("settings") or {}
+    trained = test_set.trained
     languages = [settings.target_language, test_set.language, *trained.get("language", [])[1:2]]
     references = [line for lines in test_set.references for line in lines]
     is_tokenized = trained.get("pretokenized", False)
@@ -362,7 +364,8 @@ def _load(settings: EvaluateSettings) -> _TestSet:
     streams = [targets, *(_read(path, len(targets)) for path in further)]
     tags = pairs["tag"][:] if settings.tag_column else []
     references = list(zip(*streams, strict=True))
-    return _TestSet(settings.name or name, sources, references, language, tags)
+    trained = record.get("settings") or {}
+    return _TestSet(settings.name or name, sources, references, language, tags, trained)
 
 
 def _read(path: str, lines: int) -> list[str]:
