@@ -106,7 +106,7 @@ def attention(argv: list[str]) -> None:
         )
         parser.error(f"--alignments and --units need files of as many lines, got {counts}")
     # Only torch shows its attention.
-    translator = load_translator(settings, engine="torch")
+    translator = load_translator(settings, engine="torch", num_beams=settings.num_beams)
     if lines:
         _align(translator, settings, lines)
     else:

@@ -23,7 +23,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer_tools.commands.recipes import insert_recipe, name_recipe
 from vanilla_transformer_tools.files import looks_like_a_path
-from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -322,7 +321,7 @@ def check_folder(name: str) -> None:
 def load_translator(settings: object, **others: Any) -> "Translator":
     """Translator of the models that the settings name.
 
-    Fields that `SearchSettings` or `Search` has become arguments of the same names.
+    Fields that `SearchSettings` has become arguments of the same names.
     """
     # Without garbage collection, imports are half a second faster.
     gc.disable()
@@ -332,12 +331,8 @@ def load_translator(settings: object, **others: Any) -> "Translator":
     finally:
         gc.enable()
     show_messages("translation")
-    described = (item for item in fields(Search) if "help" in item.metadata)
-    values = {
-        item.name: getattr(settings, item.name)
-        for item in (*fields(SearchSettings), *described)
-        if hasattr(settings, item.name)
-    }
+    names = [item.name for item in fields(SearchSettings) if hasattr(settings, item.name)]
+    values = {name: getattr(settings, name) for name in names}
     cores = IdleCores()
     values |= values.pop("search", {})
     translator = Translator.from_pretrained(values.pop("model"), **values, **others)
