@@ -4,6 +4,8 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 READY = $(VENV)/.ready
 RUN = $(VENV)/bin/
+# Most of what is installed is never imported; Python compiles the rest when it is.
+INSTALL = $(RUN)python -m pip install --quiet --no-compile
 DEMO = runs/demo
 NUMBERS = runs/numbers
 # Tests of a file share what they set up, so they run in one process.
@@ -14,8 +16,8 @@ CALL_TRANSFORMERS = $(addprefix tests/,plugin training translation interop evalu
 	docs clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
-	$(PYTHON) -m venv $(VENV)
-	$(RUN)python -m pip install --quiet $(UPGRADE) --constraint $(CONSTRAINTS) --editable '.[dev]'
+	$(PYTHON) -m venv --upgrade-deps $(VENV)
+	$(INSTALL) $(UPGRADE) --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 # German number words to English ones: trains, scores unseen numbers, translates a few.
@@ -86,7 +88,7 @@ lint: $(READY)
 
 # The site, in build/site; a broken link or an unknown directive is an error.
 docs: $(READY)
-	$(RUN)python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	$(INSTALL) --constraint $(CONSTRAINTS) --editable '.[docs]'
 	$(RUN)python -m sphinx -q -W --keep-going -E -c docs -b html . build/site
 
 clean:
