@@ -7,7 +7,7 @@ from argparse import BooleanOptionalAction
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vanilla_transformer_tools.search import Search
 
@@ -73,16 +73,24 @@ PRESETS = {
 }
 
 
-# Titles of `evaluation.metrics.METRICS`, whose import would delay `--help`.
-METRIC_TITLES = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "chrf++": "chrF++",
-    "ter": "TER",
-    "exact_match": "exact match",
-    "wer": "WER",
-    "per": "PER",
-    "codexglue_bleu": "CodeXGLUE BLEU",
+class Metric(NamedTuple):
+    """A score for readers: title, definition, and whether the lowest one is the best."""
+
+    title: str
+    definition: str
+    is_error_rate: bool = False
+
+
+# All scores; `evaluation.metrics` computes them.
+METRICS = {
+    "bleu": Metric("BLEU", "corpus BLEU (Papineni et al. 2002), computed by sacreBLEU"),
+    "chrf": Metric("chrF", "chrF2 (Popović 2015): character n-grams up to 6"),
+    "chrf++": Metric("chrF++", "chrF with word n-grams up to 2 (Popović 2017)"),
+    "ter": Metric("TER", "translation edit rate (Snover et al. 2006) of lower-cased text", True),
+    "exact_match": Metric("exact match", "lines that equal a reference, but for blanks at ends"),
+    "wer": Metric("WER", "lines with a wrong token: word error rate of spelling to phonemes", True),
+    "per": Metric("PER", "edits per reference token, which speech recognition calls WER", True),
+    "codexglue_bleu": Metric("CodeXGLUE BLEU", "BLEU with the smoothing of CodeXGLUE"),
 }
 DEFAULT_METRICS = ["bleu", "chrf", "exact_match"]
 # Name of the scores of `--validation`.
@@ -318,7 +326,7 @@ class TrainSettings:
         "Scores of the validation pairs; see evaluate --help. The first decides which checkpoint "
         "is best, unless --metric_for_best_model names another one.",
         DEFAULT_METRICS,
-        choices=tuple(METRIC_TITLES),
+        choices=tuple(METRICS),
     )
     bleu_tokenize: str = _evaluation(BLEU_TOKENIZE, "auto")
     language: list[str] = _card(

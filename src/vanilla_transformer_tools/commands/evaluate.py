@@ -23,7 +23,7 @@ from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import (
     BLEU_TOKENIZE,
     DEFAULT_METRICS,
-    METRIC_TITLES,
+    METRICS,
     SearchSettings,
     option,
 )
@@ -31,8 +31,12 @@ from vanilla_transformer_tools.settings import (
 if TYPE_CHECKING:
     from vanilla_transformer_tools.translation import Translator
 
-_EXAMPLE = """Scores are percentages, with ± half the width of a 95 % confidence interval.
+_METRICS = "\n".join(f"{name:<15} {metric.definition}" for name, metric in METRICS.items())
+_EXAMPLE = f"""Scores are percentages, with ± half the width of a 95 % confidence interval.
 Those of a model are also stored in its folder and model card.
+
+{_METRICS}
+wer, per and codexglue_bleu separate tokens at white space.
 
 example:
   vanilla-transformer evaluate --model runs/de-en --test test.de test.en
@@ -77,11 +81,9 @@ class EvaluateSettings(SearchSettings):
         "translations, one a line, or the folder or Hub name of a model."
     )
     metrics: list[str] = option(
-        "Scores to compute. wer: percentage of lines with a wrong token, and per: edits per 100 "
-        "reference tokens, both for spelling to phonemes; codexglue_bleu: the smoothed BLEU of "
-        "CodeXGLUE. These three separate tokens at blanks. For COMET see docs/evaluate.md.",
+        "Scores to compute, as defined below. For COMET see docs/evaluate.md.",
         DEFAULT_METRICS,
-        choices=tuple(METRIC_TITLES),
+        choices=tuple(METRICS),
     )
     bleu_tokenize: str = option(BLEU_TOKENIZE, "auto")
     lowercase: bool = option("Lower-cases both sides for BLEU and chrF.", False)

@@ -1,26 +1,9 @@
-"""Scores of translations, each with its signature.
-
-- `bleu`: Corpus BLEU (Papineni et al., 2002) as sacreBLEU computes it, see `CorpusBLEU`;
-  `bleu_tokenizer` says which tokenizer was chosen, and why.
-- `chrf`: Corpus chrF2 (Popović, 2015): character n-grams up to 6, no word n-grams.
-- `chrf++`: The same with word n-grams up to 2 (Popović, 2017).
-- `ter`: Translation edit rate (Snover et al., 2006), lower-cased as sacreBLEU does by default.
-- `exact_match`: Share of predictions that equal a reference in every code point, but for blanks
-  at the ends.
-- `wer`: Word error rate of spelling to phonemes, where a line is a word: share of lines whose
-  tokens differ from every reference (SIGMORPHON 2021). The "WER" of speech recognition
-  is `per` here.
-- `per`: Phoneme error rate: tokens to insert, delete and replace, summed over all lines, per
-  token of the references; above 100 if predictions are much too long.
-- `codexglue_bleu`: BLEU of CodeXGLUE's code translation, see `CodeXGlueBLEU`.
-
-The tokens of `wer`, `per` and `codexglue_bleu` are separated by white space.
-"""
+"""Scores of translations, each with its signature; `settings.METRICS` defines them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 from unicodedata import normalize
 
 import evaluate
@@ -33,7 +16,7 @@ from sacrebleu.metrics.ter import TER
 
 from vanilla_transformer.text_vanilla_transformer import without_blank_ends
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer, resolve
-from vanilla_transformer_tools.settings import DEFAULT_METRICS, METRIC_TITLES
+from vanilla_transformer_tools.settings import DEFAULT_METRICS, METRICS
 
 # What `score` returns, ready for JSON.
 Scores = dict[str, Any]
@@ -167,37 +150,23 @@ def _build_ter(tokenize: str, lowercase: bool) -> TER:
     return TER(normalized=apart, asian_support=apart)
 
 
-class _Kind(NamedTuple):
-    """How to build a score, with a tokenizer or lower-cased, and whether lower is better."""
-
-    build: Callable[[str, bool], Metric]
-    is_error_rate: bool = False
-
-
-METRICS = {
-    "bleu": _Kind(
-        # With "none" the text is known to be tokenised, and sacreBLEU need not warn.
-        lambda tokenize, lowercase: CorpusBLEU(
-            tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
-        ),
+# How to build each score, with a tokenizer, or lower-cased.
+BUILDERS: dict[str, Callable[[str, bool], Metric]] = {
+    # With "none" the text is known to be tokenised, and sacreBLEU need not warn.
+    "bleu": lambda tokenize, lowercase: CorpusBLEU(
+        tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"
     ),
-    "chrf": _Kind(lambda _, lowercase: ResampledCHRF(lowercase=lowercase)),
-    "chrf++": _Kind(lambda _, lowercase: ResampledCHRF(word_order=2, lowercase=lowercase)),
-    "ter": _Kind(_build_ter, is_error_rate=True),
-    "exact_match": _Kind(
-        lambda *_: Ratio("exact match", _equal_lines, {"unit": "line", "equal": "code-points"}),
+    "chrf": lambda _, lowercase: ResampledCHRF(lowercase=lowercase),
+    "chrf++": lambda _, lowercase: ResampledCHRF(word_order=2, lowercase=lowercase),
+    "ter": _build_ter,
+    "exact_match": lambda *_: Ratio(
+        "exact match", _equal_lines, {"unit": "line", "equal": "code-points"}
     ),
-    "wer": _Kind(
-        lambda *_: Ratio("WER", _wrong_words, {"unit": "line", "tok": "blank"}),
-        is_error_rate=True,
+    "wer": lambda *_: Ratio("WER", _wrong_words, {"unit": "line", "tok": "blank"}),
+    "per": lambda *_: Ratio(
+        "PER", _wrong_tokens, {"unit": "token", "tok": "blank", "distance": "levenshtein"}
     ),
-    "per": _Kind(
-        lambda *_: Ratio(
-            "PER", _wrong_tokens, {"unit": "token", "tok": "blank", "distance": "levenshtein"}
-        ),
-        is_error_rate=True,
-    ),
-    "codexglue_bleu": _Kind(lambda *_: CodeXGlueBLEU()),
+    "codexglue_bleu": lambda *_: CodeXGlueBLEU(),
 }
 
 
@@ -211,8 +180,6 @@ def build_metrics(
             not installed, or a model that cannot be downloaded.
     """
     names = list(names)
-    if taken := [name for name in METRICS if name.endswith(("_ci", "_signature"))]:
-        raise ValueError(f"A score may not be called {taken[0]!r}: that is a field of another one.")
     if unknown := [name for name in names if name not in METRICS]:
         raise ValueError(
             f"`metrics` must be names of scores, got {unknown[0]!r}. "
@@ -224,7 +191,7 @@ def build_metrics(
             f"Choose from: auto, {', '.join(BLEU.TOKENIZERS)}."
         )
     try:
-        return {name: METRICS[name].build(tokenize, lowercase) for name in names}
+        return {name: BUILDERS[name](tokenize, lowercase) for name in names}
     # The download of a tokenizer's model may fail.
     except (ImportError, RuntimeError, OSError) as error:
         raise ValueError(
@@ -356,7 +323,7 @@ def format_scores(scores: Scores) -> str:
     for name in (name for name in scores if name in METRICS):
         interval = f" ± {scores[f'{name}_ci']:.2f}" if f"{name}_ci" in scores else ""
         signature = scores[f"{name}_signature"]
-        lines.append(f"{METRIC_TITLES[name]} {scores[name]:.2f}{interval} ({signature})")
+        lines.append(f"{METRICS[name].title} {scores[name]:.2f}{interval} ({signature})")
         if name == "bleu" and "bleu_tokenizer" in scores:
             lines.append(f"  tokenizer {scores['bleu_tokenizer']}")
     return "\n".join([*lines, f"{scores['lines']:,} lines"])

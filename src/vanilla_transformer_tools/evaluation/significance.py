@@ -9,7 +9,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from vanilla_transformer_tools.evaluation.bleu_tokenizers import BleuTokenizer, resolve
 from vanilla_transformer_tools.evaluation.metrics import build_metrics, check_bootstrap, transposed
-from vanilla_transformer_tools.settings import METRIC_TITLES
+from vanilla_transformer_tools.settings import METRICS
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def compare(
         first: Translations of one system.
         second: Translations of another.
         references: A line for each translation, or several lines each.
-        metrics: Names of scores in `metrics.METRICS`.
+        metrics: Names of scores in `settings.METRICS`.
         tokenize: SacreBLEU's tokenizer for BLEU; "auto" chooses one by the script.
         lowercase: Lower-cases both sides for BLEU and chrF.
         bootstrap: Resamples of the lines.
@@ -74,7 +74,7 @@ def compare(
     for name, results in zip(built, table.values(), strict=True):
         one, other = cast(list[Result], results)
         p_value = 1.0 if one.score == other.score else cast(float, other.p_value)
-        comparisons.append(Comparison(METRIC_TITLES[name], one.score, other.score, p_value))
+        comparisons.append(Comparison(METRICS[name].title, one.score, other.score, p_value))
     return comparisons
 
 

@@ -21,7 +21,7 @@ from vanilla_transformer_tools.saved_folder import (
     TARGET_FOLDER,
     read_object,
 )
-from vanilla_transformer_tools.settings import METRIC_TITLES
+from vanilla_transformer_tools.settings import METRICS
 
 # The template at the top of the repository, linked into the package.
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -132,7 +132,7 @@ def _signed(results: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (test_set, metric)
         for test_set, scores in results.items()
-        for metric in METRIC_TITLES
+        for metric in METRICS
         if f"{metric}_signature" in scores
     ]
 
@@ -185,7 +185,7 @@ def _filled_template(folder: Path, name: str, results: dict[str, Any]) -> ModelC
         settings=settings,
         origin=origin,
         results=results,
-        titles=METRIC_TITLES,
+        titles={name: metric.title for name, metric in METRICS.items()},
         target_folder=TARGET_FOLDER if (folder / TARGET_FILES[0]).exists() else None,
     )
     card.text = card.text.rstrip("\n") + "\n"

@@ -13,8 +13,7 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer_tools.evaluation.metrics import METRICS
-from vanilla_transformer_tools.settings import TrainSettings
+from vanilla_transformer_tools.settings import METRICS, TrainSettings
 from vanilla_transformer_tools.text.sentences import MOST_INNER_ENDS
 from vanilla_transformer_tools.training.corpus import Facts
 from vanilla_transformer_tools.training.minutes import (

@@ -18,10 +18,9 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from vanilla_transformer_tools.evaluation.metrics import METRICS
 from vanilla_transformer_tools.files import write_lines
 from vanilla_transformer_tools.progress import bar_on_terminal
-from vanilla_transformer_tools.settings import VALIDATION
+from vanilla_transformer_tools.settings import METRICS, VALIDATION
 from vanilla_transformer_tools.text.training_data import TrainingData
 from vanilla_transformer_tools.text.units import most_frequent, unknown_strings
 from vanilla_transformer_tools.training.machine import dtype_of_products, hardware
