@@ -57,8 +57,7 @@ KNOWN_INPUTS = {
 class SourceLengthLimit(generation.StoppingCriteria):
     """Ends each sentence at its own limit, whatever batch it is in.
 
-    Args:
-        limits: Longest output of each sentence in tokens, start token not counted, `[B]`.
+    The limits `[B]` are in tokens, start token not counted.
     """
 
     def __init__(self, limits: Tensor) -> None:
@@ -192,9 +191,6 @@ def reason_against(model: Any) -> str | None:
 
     Hypotheses take the axis of target positions, which other classes of attention may read
     differently. Modules inside of a layer may be anything: they are called.
-
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
     """
     if (kernel := model.config._attn_implementation) not in ("eager", "sdpa"):
         return f"attention runs with {kernel!r}, which takes no mask of another form"

@@ -51,9 +51,11 @@ _COUNTS = (
     "value_heads",
 )
 
-_NORM_TYPES = ("layer_norm", "rms_norm")
-_POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "learned", "rotary")
-_TALKING_HEADS = (None, "logits", "weights", "both")
+_CHOICES = {
+    "norm_type": ("layer_norm", "rms_norm"),
+    "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated", "learned", "rotary"),
+    "talking_heads": (None, "logits", "weights", "both"),
+}
 
 
 class HeadShape(NamedTuple):
@@ -228,12 +230,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def get_text_config(
         self, decoder: bool | None = None, encoder: bool | None = None
     ) -> "VanillaTransformerConfig":
-        """As in Transformers, where a decoder's config needs the size of its vocabulary.
-
-        Args:
-            decoder: Returns the decoder's sizes under their general names.
-            encoder: The same for the encoder.
-        """
+        """As in Transformers, where a decoder's config needs the size of its vocabulary."""
         if decoder and not encoder and self.decoder_vocab_size is None:
             spelled_out = copy.copy(self)
             spelled_out.decoder_vocab_size = self.vocab_size
@@ -241,10 +238,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return super().get_text_config(decoder, encoder)
 
     def head_shapes(self, num_heads: int) -> tuple[HeadShape, HeadShape, HeadShape]:
-        """Heads of queries, keys and values: the order of the rows of a fused projection.
+        """Heads of queries, keys and values in a stack with that number of softmax maps.
 
-        Args:
-            num_heads: Attention heads of the stack, that is softmax maps.
+        A fused projection has its rows in this order.
         """
         key_heads, value_heads = self.key_heads or num_heads, self.value_heads or num_heads
         keys = HeadShape(key_heads, self.d_k or self.d_model // key_heads)
@@ -262,11 +258,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         faults += self._token_faults()
         faults += [
             f"`{name}` must be one of {', '.join(map(repr, choices))}, got {getattr(self, name)!r}."
-            for name, choices in (
-                ("norm_type", _NORM_TYPES),
-                ("position_embedding_type", _POSITION_EMBEDDING_TYPES),
-                ("talking_heads", _TALKING_HEADS),
-            )
+            for name, choices in (_CHOICES | {"activation_function": sorted(ACT2FN)}).items()
             if getattr(self, name) not in choices
         ]
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
@@ -277,11 +269,6 @@ class VanillaTransformerConfig(PreTrainedConfig):
             )
         if not self.is_encoder_decoder:
             faults.append("`is_encoder_decoder` must be True, got False. Leave it out.")
-        if self.activation_function not in ACT2FN:
-            faults.append(
-                f"`activation_function` must be one of {', '.join(sorted(ACT2FN))}, "
-                f"got {self.activation_function!r}."
-            )
         if faults:
             raise ValueError("\n".join(faults))
 
@@ -315,7 +302,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             )
         if self.position_embedding_type == "rotary":
             heads = (self.encoder_attention_heads, self.decoder_attention_heads)
-            sizes = {self.d_k or self.d_model // max(1, self.key_heads or one) for one in heads}
+            sizes = {self.head_shapes(max(1, one))[0].size for one in heads}
             faults += [
                 "Rotary positions turn pairs of columns, so keys must have an even size, got "
                 f"{size} for each head. Set `d_k` to an even number."

@@ -10,10 +10,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .layers_vanilla_transformer import Attention, run_kernel
+from .modules_vanilla_transformer import plain_linear
 
 # Smaller weights stay in the processor's cache.
 FEWEST_ENTRIES = 2**19
@@ -117,13 +117,9 @@ class WeightLayouts:
         self._laid_out.clear()
 
     def linear(self, module: nn.Linear) -> Callable[[Tensor], Tensor]:
-        """The map of `module`, for inference with few rows at a time.
-
-        Args:
-            module: A plain linear layer: no hooks, no `forward` of its own.
-        """
+        """The map of a plain linear layer, for inference with few rows at a time."""
         weight = module.weight
-        plain = partial(F.linear, weight=weight, bias=module.bias)
+        plain = plain_linear(module)
         if (
             weight.device.type != "cpu"
             or weight.dtype != torch.float32

@@ -79,13 +79,8 @@ def loss_sum_by_module(
 ) -> Tensor:
     """`loss_sum`, calling the module for a chunk at a time, and again in the backward pass.
 
-    Compiled, it takes an eighth of the positions at a time.
-
-    Args:
-        lm_head: Output projection of any kind.
-        hidden_states: `[P, N, D]`.
-        labels: `[P, N]`.
-        terms: Terms of the loss.
+    Hidden states are `[P, N, D]`, labels `[P, N]`. Compiled, it takes an eighth of the positions at
+    a time.
     """
 
     def chunk_sum(hidden: Tensor, label: Tensor) -> Tensor:

@@ -29,11 +29,7 @@ class FastBackend(PackageBackend):
                     setattr(module, name, Dropout(child.p))
 
     def compile_loss(self, compiler: Any) -> None:
-        """Compiles softmax and loss on a GPU.
-
-        Args:
-            compiler: Backend of `torch.compile`.
-        """
+        """Compiles softmax and loss on a GPU by this backend of `torch.compile`."""
         self.compiler = compiler
 
     def loss(

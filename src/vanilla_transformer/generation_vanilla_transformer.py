@@ -116,11 +116,6 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         Transformers removes cached positions from a target only if it has a mask, but targets have
         none here. An assistant's cache would be corrupt after its first call.
-
-        Args:
-            input_ids: Targets so far, `[B, T]`.
-            kwargs: Further arguments of Transformers' method, among them the cache and, unless all
-                new positions are fed, their number.
         """
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         has_mask = kwargs.get("decoder_attention_mask") is not None
@@ -137,20 +132,11 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         The decoder knows which kernel will run (eager if attention weights are requested), and
         counts positions by the mask `[B, past + T]`, which one of `[B, 1, T, K]` would replace.
-
-        Args:
-            attention_mask: 1 = real target token, `[B, past + T]`.
-            kwargs: Further arguments of Transformers' method; unused.
         """
         return attention_mask
 
     def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in Transformers, with the target's vocabulary instead of the source's.
-
-        Args:
-            args: Arguments of Transformers' method.
-            kwargs: Further ones, by name.
-        """
+        """As in Transformers, with the target's vocabulary instead of the source's."""
         writer = self._with_written_vocabulary()
         scores: Tensor = GenerationMixin.compute_transition_scores(writer, *args, **kwargs)
         return scores

@@ -104,12 +104,7 @@ def eager_attention_forward(
 
 
 class HeadMixing(nn.Module):
-    """Learned linear combinations of the maps of all heads ("talking heads").
-
-    Args:
-        heads: Number of input maps.
-        mixed_heads: Number of output maps.
-    """
+    """Learned linear combinations of the maps of all heads ("talking heads")."""
 
     def __init__(self, heads: int, mixed_heads: int) -> None:
         super().__init__()
@@ -133,15 +128,8 @@ def run_kernel(
 ) -> tuple[Tensor, Tensor | None]:
     """Runs the attention kernel of that name in Transformers' registry.
 
-    Args:
-        module: The attention module.
-        tensors: Further arguments of `eager_attention_forward`, which is the kernel "eager".
-        attn_implementation: Name of the kernel.
-        kwargs: Further arguments by name.
-
-    Returns:
-        The heads' outputs `[B, Q, H, E]`, and the weights, None from a kernel that never forms
-        them.
+    Arguments and results are those of `eager_attention_forward`, which is the kernel "eager"; the
+    weights are None from a kernel that never forms them.
     """
     kernel: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
         attn_implementation, eager_attention_forward
@@ -160,11 +148,8 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     The product of a query and a key then depends on the distance of their positions.
 
     Args:
-        x: Queries or keys, `[B, H, Q, E]`.
+        x: Queries or keys, `[B, H, Q, E]`, as is the result.
         positions: Cosine and sine for each pair, `[1 or B, Q, E / 2, 2]`.
-
-    Returns:
-        `[B, H, Q, E]`, in the dtype of `x`.
     """
     cosine, sine = positions[:, None].unbind(-1)
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
@@ -329,10 +314,7 @@ class CrossAttention(Attention):
 class Layer(GradientCheckpointingLayer):
     """Common to encoder and decoder layers: residual connections and the feed-forward network.
 
-    Args:
-        config: The model's configuration.
-        layer_idx: Index of the layer in its stack, counted from 0.
-        ffn_dim: Inner width F of the feed-forward network.
+    Layers are counted from 0 in each stack; `ffn_dim` is F.
     """
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int, ffn_dim: int) -> None:

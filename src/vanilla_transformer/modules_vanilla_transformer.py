@@ -62,10 +62,6 @@ def direct_call(module: nn.Module, linear: Linear) -> Callable[..., Any]:
     In a small model that overhead is a third of a step's time. A module with hooks or a `forward`
     of its own is called. A layer's own `forward` runs, so that it is described in one place; only
     its submodules are replaced.
-
-    Args:
-        module: Any part of a decoder.
-        linear: Makes the functions of linear layers.
     """
     if not is_untouched(module):
         return module

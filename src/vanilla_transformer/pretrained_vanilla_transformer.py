@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .layers_vanilla_transformer import HeadMixing, Layer
+from .layers_vanilla_transformer import Layer
 
 
 def _refuse_kernel_of_talking_heads(config: VanillaTransformerConfig, kernel: Any) -> None:
@@ -71,11 +71,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     ) -> None:
         """As in Transformers, but talking heads run with eager attention only.
 
-        Args:
-            attn_implementation: Name of the kernel.
-            args: Arguments of Transformers' method.
-            kwargs: Further ones, by name.
-
         Raises:
             ValueError: If the model has talking heads and another kernel is requested.
         """
@@ -95,8 +90,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             self._init_linear(module)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, HeadMixing):
-            module.reset_parameters()
+        elif type(module).__module__ == Layer.__module__ and hasattr(module, "reset_parameters"):
+            # Such as head mixing: modules of our own say how they start.
+            module.reset_parameters()  # type: ignore[operator]
         else:
             super()._init_weights(module)
 
@@ -162,12 +158,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         self, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """Saves as Transformers does; the config names the code for each Auto class.
-
-        Args:
-            save_directory: Folder of the model; created if missing.
-            is_main_process: Whether this process writes config and code, too.
-            args: Of Transformers' own.
-            kwargs: Of Transformers' own.
 
         Raises:
             ValueError: If source and target no longer share the table that the config says they do.

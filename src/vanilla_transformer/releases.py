@@ -29,15 +29,13 @@ NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def check(*kinds: type) -> None:
-    """Looks for what these classes of ours need of Transformers and torch.
-
-    Args:
-        kinds: Classes whose methods replace Transformers'.
+    """Looks for what these classes of ours, which replace methods of Transformers, need.
 
     Raises:
         ImportError: If the installed release has another name for it.
     """
-    if missing := [*_missing_names(), *_renamed_arguments(kinds)]:
+    missing = [f"`{name}`" for owner, names in NEEDED for name in names if not hasattr(owner, name)]
+    if missing := [*missing, *_renamed_arguments(kinds)]:
         raise unsupported(f"it lacks {', '.join(missing)}")
 
 
@@ -48,11 +46,6 @@ def unsupported(reason: object) -> ImportError:
         f"{transformers.__version__}: {reason}. Install a supported release, as in "
         f"`pip install 'transformers=={NEWEST}.*'`, or update vanilla-transformer."
     )
-
-
-def _missing_names() -> Iterator[str]:
-    for owner, names in NEEDED:
-        yield from (f"`{name}`" for name in names if not hasattr(owner, name))
 
 
 def _renamed_arguments(kinds: tuple[type, ...]) -> Iterator[str]:

@@ -124,11 +124,7 @@ def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Constraints:
-    """Logits processors, those that ban single tokens merged into one.
-
-    Args:
-        processors: Each looks at single rows only.
-    """
+    """Logits processors of single rows, those that ban single tokens merged into one."""
 
     def __init__(self, processors: Iterable[generation.LogitsProcessor] = ()) -> None:
         self.banned: set[int] = set()

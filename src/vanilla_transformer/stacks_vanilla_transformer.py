@@ -65,15 +65,10 @@ class SinusoidalPositions(Sinusoids):
         self.is_interleaved = config.position_embedding_type == "sinusoidal"
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Encodes positions.
+        """Encodes positions, counted from 0: `[1 or B, Q]` -> `[1 or B, Q, D]`.
 
-        Args:
-            position_ids: Counted from 0, `[B, Q]` or `[1, Q]`.
-            dtype: Dtype of the result.
-
-        Returns:
-            `[B, Q, D]` or `[1, Q, D]`: sines in the even columns and cosines in the odd ones, or,
-            not interleaved, sines in the first half.
+        Sines are in the even columns and cosines in the odd ones, or, not interleaved, sines in
+        the first half.
         """
         angles = self.angles(position_ids, dtype)
         pair_axis = -1 if self.is_interleaved else -2
@@ -213,10 +208,7 @@ class Stack(VanillaTransformerPreTrainedModel):
     ) -> Tensor:
         """Encodes positions counted from 0, `[1 or B, Q]` -> `[1 or B, Q, ...]`.
 
-        Args:
-            position_ids: Positions.
-            dtype: Dtype of the result.
-            longest: Number of positions in the longest sequence, padding counted.
+        The longest sequence has `longest` positions, padding counted.
 
         Raises:
             ValueError: If a position is beyond the end of a table of learned ones.
