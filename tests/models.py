@@ -56,7 +56,8 @@ def redraw_parameters(model: nn.Module) -> None:
             if parameter.dim() == 2:
                 scale = parameter.shape[1] ** -0.5
             else:
-                scale = 1.0 if name.endswith("norm.weight") else 0.3
+                # A norm's weights are as large as they start.
+                scale = parameter.mean() if name.endswith("norm.weight") else 0.3
             parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
 
 

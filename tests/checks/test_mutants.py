@@ -72,6 +72,8 @@ def test_record_keeps_what_was_not_tried_and_forgets_what_is_gone(tmp_path):
     save_record(tmp_path, mutants, {"tried": "tests/any/test_c.py::test_it[a::b]"})
 
     assert load_record(tmp_path) == {"not tried": "a::b", "tried": "test_c::test_it[a::b]"}
+    save_record(tmp_path, mutants, {"tried": "tests/plugin/test_variant_grid.py::test_it[a-b]"})
+    assert load_record(tmp_path)["tried"] == "test_variant_grid::test_it"
 
 
 def test_shares_together_take_each_mutant_once():

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from vanilla_transformer.layers_vanilla_transformer import rotate
+from vanilla_transformer.layers_vanilla_transformer import NORMS, rotate
 
 from ..models import (
     LEARNED,
@@ -26,27 +26,21 @@ from ..models import (
 END_OF_LEARNED = r"(?s)9.*max_position_embeddings.*got .*1\d"
 
 
-def test_sinusoids_are_those_of_the_worked_example():
-    # Four positions, width 4, base 100.
-    model = build_variant(d_model=4, encoder_attention_heads=2, position_base=100).double()
-    empty_lookups = torch.zeros(1, 4, 4, dtype=torch.float64)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_norm_computes_in_float32_and_keeps_the_dtype(norm_type, dtype):
+    norm = NORMS[norm_type](2**12, 1e-5)
+    # Their squares are too large for float16, and bfloat16 has eight bits for their mean.
+    x = (300 * torch.randn(20, 2**12) + 3000).to(dtype)
+    expected = norm(x.float())
 
-    states = model.model.encoder(inputs_embeds=empty_lookups, output_hidden_states=True)
+    normed = norm.to(dtype)(x)
 
-    torch.testing.assert_close(
-        states.hidden_states[0][0],
-        torch.tensor(
-            [
-                [0, 1, 0, 1],
-                [0.84147098, 0.54030231, 0.09983342, 0.99500417],
-                [0.90929743, -0.41614684, 0.19866933, 0.98006658],
-                [0.14112001, -0.9899925, 0.29552021, 0.95533649],
-            ],
-            dtype=torch.float64,
-        ),
-        rtol=0,
-        atol=5e-9,  # the example is rounded to eight digits
-    )
+    assert normed.dtype == dtype
+    torch.testing.assert_close(normed, expected.to(dtype))
+    # Single entries are rounded; over a whole vector that averages out.
+    lengths = normed.float().norm(dim=-1), expected.norm(dim=-1)
+    torch.testing.assert_close(*lengths, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -41,11 +41,6 @@ def build_fresh(**changes: Any) -> Model:
     return Model(VanillaTransformerConfig(**{**LARGE, **changes})).eval()
 
 
-@pytest.fixture
-def fresh_model() -> Model:
-    return build_fresh()
-
-
 def depth_of(name: str) -> int:
     """Number of the layer that holds a parameter, from 1; 1 outside the layers."""
     return int(name.split("layers.")[1].split(".")[0]) + 1 if "layers." in name else 1

@@ -73,11 +73,7 @@ def test_row_of_padding_gives_finite_numbers(batch, changes, precision):
 def oracles_maps(model: Model, name: str, states: Tensor, other: Tensor) -> list[Tensor]:
     """What the third token of a sentence `[Q, D]` takes of each value, by the paper's equations.
 
-    Args:
-        model: In float64.
-        name: Of an attention.
-        states: What asks in this attention.
-        other: What answers in cross-attention.
+    The `states` ask in the attention of that name; in cross-attention the `other` ones answer.
     """
     weights = reference.leaves(model.state_dict())
     source = list(other) if name.endswith("encoder_attn") else None

@@ -15,6 +15,9 @@ from safetensors import safe_open
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.configuration_vanilla_transformer import _CHOICES
+from vanilla_transformer.layers_vanilla_transformer import NORMS
+from vanilla_transformer.stacks_vanilla_transformer import POSITIONS
 
 from ..models import TWO_TABLES, Model, assert_loaded, build_redrawn
 from .test_parity import assert_logits_equal_the_oracle, check_of_training
@@ -212,3 +215,13 @@ def test_axes_leave_no_switch_out():
     axes = {name for choices in AXES.values() for changes in choices.values() for name in changes}
 
     assert VanillaTransformerConfig.__annotations__.keys() == axes | SIZES.keys() | elsewhere
+
+
+@pytest.mark.parametrize(
+    ("field", "built"), [("norm_type", NORMS), ("position_embedding_type", POSITIONS)]
+)
+def test_axes_leave_no_norm_and_no_position_out(field, built):
+    default = getattr(VanillaTransformerConfig(), field)
+    tried = {one.get(field, default) for choices in AXES.values() for one in choices.values()}
+
+    assert tried == built.keys() == {*_CHOICES[field]}, "see `Add a ...` in docs/architecture.md"
