@@ -141,8 +141,12 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({}, {"per_device_train_batch_size": 9}, "hold --max_tokens_per_batch .* length, got 9"),
         ({"bleu_tokenize": "zz"}, {}, "--bleu_tokenize: .*zz"),
         ({}, {"save_steps": 0}, "--save_steps must be above 0, got 0. For no checkpoints"),
-        ({"target_vocab_size": 300}, {}, "needs --separate_vocabularies, got 300 without it"),
-        ({}, {"learning_rate": math.nan}, "--learning_rate must be at least 0 and finite, got nan"),
+        # Otherwise found after all updates, before the first score.
+        ({}, {"generation_num_beams": 0}, "--generation_num_beams must be at least 1 and .* got 0"),
+        ({}, {"generation_max_length": 1}, "--generation_max_length must be at least 2 .* got 1"),
+        ({}, {"eval_accumulation_steps": 0}, "--eval_accumulation_steps must .* 1 .* got 0"),
+        ({}, {"num_train_epochs": math.inf}, "--num_train_epochs must be .* finite, got inf"),
+        ({}, {"data_seed": -1}, "--data_seed must be at least 0 and below 4,294,967,296, got -1"),
         ({}, {"num_train_epochs": 0}, "--max_steps must be above 0, got 0 and -1"),
         (
             {"config": ["d_model=65"]},
@@ -154,7 +158,6 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"streaming": True, "bpe_dropout": 0.1}, {}, "BPE-dropout needs all words"),
         ({"all_caps_every": 9, "bpe_dropout": 0.1}, {}, "both draw each epoch again"),
         ({"all_caps_every": 9, "lowercase_sources": True}, {}, "in lower case do not show it"),
-        ({"title_case_every": 0}, {}, "--title_case_every must be at least 1"),
         ({"all_caps_every": 9, "tokenizer_kind": "word"}, {}, "a vocabulary that can write any"),
         (
             {},
@@ -184,12 +187,10 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ),
         ({"source_language": "de"}, {}, "need the tokenizers of a saved model, got de and None"),
         ({"freeze": ["encoder"]}, {}, r"--freeze needs --init_from, got \['encoder'\]"),
-        ({}, {"save_total_limit": -1}, "--save_total_limit must be at least 0 and finite, got -1"),
         ({"average_last": 3}, {"save_strategy": "epoch", "save_total_limit": 2}, "needs as many"),
         ({"average_last": 2}, {"save_strategy": "no"}, "got .* and --save_strategy no"),
         ({"config": [TABLE], "separate_vocabularies": True}, {}, "must be false .* got true"),
         ({"shuffle_buffer": 9}, {}, "--shuffle_buffer needs --streaming, got 9 without it"),
-        ({"tokenizer_pairs": 9}, {}, "--tokenizer_pairs needs --streaming, got 9 without it"),
         ({"language": ["de", "english"]}, {}, r"codes of ISO 639, .*, got \['de', 'english'\]"),
     ],
 )

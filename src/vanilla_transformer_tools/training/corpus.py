@@ -101,8 +101,12 @@ def look_at(corpus: Corpus, settings: TrainSettings, previous: Mapping[str, Any]
         sources, references = corpus.validation["source"][:], corpus.validation["target"][:]
         if warning := warning_of_swapped(sources, references, {SOURCE_WORDS: words}):
             logger.warning("--validation: %s", warning)
-        recorded = previous.get(_BLEU)
-        bleu = BleuTokenizer(**recorded) if recorded else _choose_bleu(corpus.validation, settings)
+        *_, file = settings.validation
+        of_file = None if holds_both_sides(file) else language_of_file(file)
+        languages = [settings.target_language, of_file, *settings.language[1:2]]
+        bleu = resolve(settings.bleu_tokenize, references, languages, settings.pretokenized)
+        if _BLEU in previous:
+            bleu = BleuTokenizer(**previous[_BLEU])
     return Facts(
         None if settings.streaming else len(pairs),
         round(sum(map(has_inner_end, lines)) / len(lines), 4),
@@ -111,11 +115,3 @@ def look_at(corpus: Corpus, settings: TrainSettings, previous: Mapping[str, Any]
         tuple(words),
         bleu,
     )
-
-
-def _choose_bleu(validation: Dataset, settings: TrainSettings) -> BleuTokenizer:
-    *_, file = settings.validation
-    of_file = None if holds_both_sides(file) else language_of_file(file)
-    languages = [settings.target_language, of_file, *settings.language[1:2]]
-    references = validation["target"][:]
-    return resolve(settings.bleu_tokenize, references, languages, settings.pretokenized)

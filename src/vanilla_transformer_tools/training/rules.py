@@ -44,7 +44,7 @@ class Options:
 
 # Least value of numbers, and what they must be below.
 _RANGES: dict[tuple[float, float], tuple[str, ...]] = {
-    (2, math.inf): ("max_length",),
+    (2, math.inf): ("max_length", "generation_max_length"),
     (1, math.inf): (
         "max_validation_pairs",
         "shuffle_buffer",
@@ -58,10 +58,13 @@ _RANGES: dict[tuple[float, float], tuple[str, ...]] = {
         "early_stopping_patience",
         "gradient_accumulation_steps",
         "per_device_eval_batch_size",
+        "eval_accumulation_steps",
+        "generation_num_beams",
     ),
     (0.001, math.inf): ("minutes",),
     (0, math.inf): (
         "max_minutes",
+        "num_train_epochs",
         "average_last",
         "save_total_limit",
         "r_drop",
@@ -70,7 +73,9 @@ _RANGES: dict[tuple[float, float], tuple[str, ...]] = {
         "weight_decay",
         "max_grad_norm",
         "adam_epsilon",
+        "dataloader_num_workers",
     ),
+    (0, 2**32): ("seed", "data_seed"),
     (0, 1): (
         "bpe_dropout",
         "moving_average",
@@ -140,10 +145,8 @@ _EXCLUSIVE = [
 ]
 
 
-def _is_launched_divided() -> bool:
-    """Whether variables that launchers set ask for a part of the model in each process."""
-    return "true" in (os.environ.get(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
-
+# Variables of launchers; "true" asks for a part of the model in each process.
+_DIVIDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 # What no run can follow; `{o.name}` in the message is the value of an option.
 _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
@@ -195,7 +198,7 @@ _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
         "with CUDA_VISIBLE_DEVICES=0.",
     ),
     (
-        lambda o: o.fsdp or o.deepspeed or _is_launched_divided(),
+        lambda o: o.fsdp or o.deepspeed or "true" in map(os.environ.get, _DIVIDED),
         "train keeps the whole model in each process, got FSDP or DeepSpeed. Launch it with "
         "examples/launch/ddp.yaml, or use Seq2SeqTrainer, as examples/finetune_with_trainer.py "
         "does.",
@@ -249,7 +252,7 @@ _REFUSED: list[tuple[Callable[[Options], Any], str]] = [
 def _faults(o: Options) -> Iterator[str]:
     """What is wrong with the options, in words."""
     for (least, limit), names in _RANGES.items():
-        bound = f"below {limit:g}" if limit < math.inf else "finite"
+        bound = f"below {limit:,}" if limit < math.inf else "finite"
         for name in names:
             # Every comparison with NaN is false, so NaN is refused.
             if (value := getattr(o, name)) is not None and not least <= value < limit:
@@ -270,11 +273,12 @@ def _faults(o: Options) -> Iterator[str]:
     for is_so, message in _REFUSED:
         if is_so(o):
             yield message.format(o=o)
-    for option, interpret in {"--bleu_tokenize: ": _build_metrics, "": _build_config}.items():
-        try:
-            interpret(o.settings)
-        except ValueError as error:
-            yield f"{option}{error}"
+    try:
+        # The references, by which auto chooses, have not been read yet.
+        build_metrics(o.metrics, "13a" if o.bleu_tokenize == "auto" else o.bleu_tokenize)
+    except ValueError as error:
+        yield f"--bleu_tokenize: {error}"
+    yield from _config_faults(o.settings)
     try:
         unused = torch.optim.SGD([torch.zeros(1)])
         get_scheduler(o.lr_scheduler_type, unused, 1, 10**9, o.lr_scheduler_kwargs)
@@ -285,22 +289,17 @@ def _faults(o: Options) -> Iterator[str]:
         )
 
 
-def _build_metrics(settings: TrainSettings) -> object:
-    # The references, by which auto chooses, have not been read yet.
-    tokenizer = "13a" if settings.bleu_tokenize == "auto" else settings.bleu_tokenize
-    return build_metrics(settings.metrics, tokenizer)
-
-
-def _build_config(settings: TrainSettings) -> object:
+def _config_faults(settings: TrainSettings) -> Iterator[str]:
+    """What is wrong with --config: the first fault of each field, whose name it begins with."""
     try:
         # As for new tokenizers: --config cannot change what saved ones decide on.
-        return new_config(settings, None)
+        new_config(settings, None)
     except StrictDataclassError as error:
         faults = str(error.__cause__ or error).split("\n")
-        # Of those of one field, whose name they begin with, the first.
         first = {fault.split()[0]: fault for fault in reversed(faults)}
-        lines = (f"--config: {fault}" for fault in reversed(first.values()))
-        raise ValueError("\n".join(lines)) from error
+        yield from (f"--config: {fault}" for fault in reversed(first.values()))
+    except ValueError as error:
+        yield str(error)
 
 
 def check_settings(settings: TrainSettings, arguments: Seq2SeqTrainingArguments) -> None:
