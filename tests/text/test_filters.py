@@ -234,7 +234,8 @@ def test_stream_is_read_without_a_copy_but_for_what_the_tokenizer_learns_from(
         lines = nested[5 * part : 5 * part + 5]
         (folder / f"train-{part}.jsonl").write_text("\n".join(lines))
     settings = {"source_column": "translation.d", "target_column": "translation.e"}
-    settings |= {"streaming": True, "tokenizer_pairs": 5, "filter_identical": True}
+    settings |= {"streaming": True, "tokenizer_pairs": 5}
+    settings |= ALL_FILTERS | {"filter_overlap": [], "filter_duplicates": False}
 
     corpus = read_corpus(TrainSettings(train=[str(folder)], **settings))
 

@@ -10,7 +10,7 @@ import json
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -45,7 +45,7 @@ _NAMED = 3
 _SHARE_OF_KNOWN = 0.1
 
 # Takes source, target, and the tag if there is one, and says whether the pair is dropped. It is
-# called once for each pair, in order.
+# called once for each pair, in order. Workers that read a stream get a copy by pickle.
 Rule = Callable[..., bool]
 
 
@@ -188,11 +188,12 @@ def drop_rules(settings: TrainSettings, validation: Dataset | None) -> dict[str,
     if settings.filter_identical:
         rules["identical"] = _has_equal_sides
     if (most := settings.filter_max_characters) is not None:
-        rules["max_characters"] = lambda source, target, *_: max(len(source), len(target)) > most
+        rules["max_characters"] = partial(_is_longer, most)
     if (ratio := settings.filter_max_ratio) is not None:
-        rules["max_ratio"] = lambda *pair: max(map(len, pair[:2])) > ratio * min(map(len, pair[:2]))
+        rules["max_ratio"] = partial(_differs_in_length, ratio)
     if settings.filter_overlap is not None:
-        rules["overlap"] = _overlapping(_evaluation_texts(settings, validation))
+        keys = {_comparable(text) for text in _evaluation_texts(settings, validation)} - {""}
+        rules["overlap"] = partial(_has_known_side, keys)
     if settings.filter_duplicates:
         rules["duplicates"] = _seen_before()
     return rules
@@ -240,15 +241,23 @@ def _has_equal_sides(source: str, target: str, *tag: str) -> bool:
     return source == target
 
 
-def _overlapping(texts: Iterable[str]) -> Rule:
-    """Drops pairs with a side that is one of the texts, which are of all evaluation sets.
+def _is_longer(most: int, source: str, target: str, *tag: str) -> bool:
+    return max(len(source), len(target)) > most
+
+
+def _differs_in_length(ratio: float, source: str, target: str, *tag: str) -> bool:
+    shorter, longer = sorted((len(source), len(target)))
+    return longer > ratio * shorter
+
+
+def _has_known_side(keys: set[str], source: str, target: str, *tag: str) -> bool:
+    """Whether a side is one of the texts of all evaluation sets.
 
     Both sides are compared, because either one spoils a score: a model trained on the source has
     also seen its translation, and one trained on the reference may repeat it for similar sources.
     Each side is compared with all texts, because one file may hold pairs of several directions.
     """
-    keys = {_comparable(text) for text in texts} - {""}
-    return lambda source, target, *_: _comparable(source) in keys or _comparable(target) in keys
+    return _comparable(source) in keys or _comparable(target) in keys
 
 
 def _comparable(text: str) -> str:

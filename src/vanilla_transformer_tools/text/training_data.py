@@ -224,20 +224,16 @@ class TrainingData:
     tokens: int
     padding: float
 
-    @property
-    def period(self) -> str:
-        """What the numbers are of, in words."""
-        return "an epoch" if self.is_corpus else "a buffer"
-
     def describe_pairs(self) -> str:
         """Number of pairs and of truncated ones, in words."""
-        of_buffer = "" if self.is_corpus else f" {self.period}"
+        of_buffer = "" if self.is_corpus else " a buffer"
         cut = f"{self.truncated_pairs:,} of them cut to the maximal length"
         return f"{self.pairs:,}{of_buffer}, {cut}"
 
     def describe_batches(self) -> str:
         """Number of batches and share of padding, in words."""
-        return f"{self.batches:,} {self.period}, {100 * self.padding:.1f} % padding"
+        period = "an epoch" if self.is_corpus else "a buffer"
+        return f"{self.batches:,} {period}, {100 * self.padding:.1f} % padding"
 
     def record(self, epochs: float) -> dict[str, float | None]:
         """Facts in `run.json` about a run over `epochs`; None for unknown ones."""
