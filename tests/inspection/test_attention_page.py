@@ -53,9 +53,8 @@ class Page:
         self.all(f"#{picker} [data-value='{value}']")[0].click()
 
     def picked(self):
-        return [
-            found.get_attribute("data-value") for found in self.all(".choices [aria-pressed=true]")
-        ]
+        buttons = self.all(".choices [aria-pressed=true]")
+        return [one.get_attribute("data-value") for one in buttons]
 
     def numbers(self, script):
         """Weights that a script finds in the document."""
@@ -100,18 +99,15 @@ def test_pickers_show_every_layer_and_head(page):
 
     assert opened.picked() == ["cross", "2", "mean"]
     close(opened.weights(), shown.cross.select(2))
-    for kind, layer, head in [
-        ("decoder", 1, 2),
-        ("encoder", 1, "mean"),
-    ]:
+    for kind, layer, head in [("decoder", 1, 2), ("encoder", 1, "mean")]:
         opened.pick("kinds", kind)
         opened.pick("layers", layer)
         opened.pick("heads", head)
         chosen = getattr(shown, kind)
         assert opened.picked() == [kind, str(layer), str(head)]
-        close(opened.weights(), chosen.select(layer, None if head == "mean" else head))
-        title = chosen.title(layer, None if head == "mean" else head)
-        assert opened.texts("#title") == [title]
+        number = None if head == "mean" else head
+        close(opened.weights(), chosen.select(layer, number))
+        assert opened.texts("#title") == [chosen.title(layer, number)]
         assert len(opened.all("#layers button")) == len(chosen.weights)
         assert len(opened.all("#heads button")) == 1 + chosen.weights.shape[1]
 
@@ -119,9 +115,8 @@ def test_pickers_show_every_layer_and_head(page):
 def test_tokens_are_the_text_they_are(page):
     opened = page(maps())
 
-    assert opened.texts("#columns .token bdi") == list(HEARD)
+    assert opened.texts("#columns .token bdi") == opened.texts("thead span") == list(HEARD)
     assert opened.texts("#rows .token bdi") == list(WRITTEN)
-    assert opened.texts("thead span") == list(HEARD)
     assert opened.texts("h1 bdi") == ["</script><b>", "中 \u2028文"]
     assert opened.all("b b, bdi *, script script") == []
     assert opened.browser.title.startswith("Attention: </script><b> → 中")
@@ -140,7 +135,6 @@ def test_token_is_followed_by_pointer_keyboard_and_click(page):
     assert opened.texts("#says")[0].startswith(f"␣文 looks at {best} {weights[1].max():.2f}, ")
     assert opened.texts("tr.followed th") == ["␣文"]
 
-    ActionChains(opened.browser).send_keys_to_element(opened.token("columns", 4), "").perform()
     opened.browser.execute_script("arguments[0].focus()", opened.token("columns", 4))
     close(opened.shares("rows"), weights[:, 4])
 
@@ -158,14 +152,20 @@ def test_token_is_followed_by_pointer_keyboard_and_click(page):
 def test_right_to_left_text_runs_from_the_right(page):
     shown = maps()
     heard = ("أنا", "أحب", ".")
-    weights = torch.rand(2, 1, 3, 3)
-    cross = AttentionMap("cross", WRITTEN, heard, weights, True)
+    cross = AttentionMap("cross", WRITTEN, heard, torch.rand(2, 1, 3, 3), True)
     opened = page(AttentionMaps("أنا أحب", "中", shown.encoder, shown.decoder, cross))
 
     places = [opened.token("columns", index).location["x"] for index in range(3)]
     assert all(left > right for left, right in pairwise(places))
     places = [opened.token("rows", index).location["x"] for index in range(3)]
     assert all(left < right for left, right in pairwise(places))
+
+
+def test_labels_of_rows_stay_in_view_when_the_matrix_scrolls(page):
+    opened = page(maps())
+    narrow = "const box = document.querySelector('.matrix'); box.style.width = '9rem';"
+    assert opened.browser.execute_script(f"{narrow} box.scrollLeft = 60; return box.scrollLeft") > 9
+    assert opened.all("tbody th")[0].location["x"] > 0
 
 
 def test_page_reaches_for_nothing_and_complains_of_nothing(page, browser):
@@ -175,9 +175,8 @@ def test_page_reaches_for_nothing_and_complains_of_nothing(page, browser):
 
     assert opened.texts("#title small") == ["talking heads: rows need not sum to 1"]
     assert browser.get_log("browser") == []
-    asked = re.findall(
-        r'\\?"url\\?":\\?"((?:https?|wss?|ftp):[^"\\]*)', json.dumps(browser.get_log("performance"))
-    )
+    requests = json.dumps(browser.get_log("performance"))
+    asked = re.findall(r'\\?"url\\?":\\?"((?:https?|wss?|ftp):[^"\\]*)', requests)
     assert asked == []
 
 
