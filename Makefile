@@ -43,7 +43,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m "not slow" $(JOBS) $(TESTS)
 
 # What takes longer, or fetches Transformers' own tests from the package index. SHARE=2/3 takes every
-# third case of long lists, beginning with the second.
+# third of the examples and of the cases of other slow tests, beginning with the second.
 test-slow: $(READY)
 	OMP_NUM_THREADS=1 $(RUN)python -m pytest -m slow $(JOBS) $(if $(SHARE),--share $(SHARE))
 
@@ -79,7 +79,7 @@ test-mutants: $(READY)
 	$(RUN)python checks/check_mutants.py --jobs 2 $(if $(SHARE),--share $(SHARE) --skip-unbroken)
 
 test-all: export WITH_MARIAN = 1
-test-all: test test-slow test-oldest test-newest test-mutants
+test-all: docs test test-slow test-oldest test-newest test-mutants
 
 lint: $(READY)
 	$(RUN)ruff format --check .

@@ -3,10 +3,8 @@
 import gc
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -37,25 +35,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """With `--share 2/3`, every third case of a long list runs, beginning with the second."""
-    parser.addoption("--share", default="1/1", help="N/M: of each long list every Mth case, from N")
+    """Shares: `--share 2/3` takes every third, beginning with the second."""
+    parser.addoption("--share", default="1/1", help="N/M: of slow lists every Mth case, from N")
     parser.addoption("--share_of_files", default="1/1", help="N/M: every Mth file, from N")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases of tests that are marked `long_list`, and files."""
+    """Leaves out slow examples, cases of slow tests that have several, and files."""
     first, step = map(int, config.getoption("--share").split("/"))
     first_file, step_of_files = map(int, config.getoption("--share_of_files").split("/"))
-    place = defaultdict(count)
     files = list(dict.fromkeys(item.path for item in items))
+    cases = [
+        item
+        for item in items
+        if item.get_closest_marker("slow")
+        and (hasattr(item, "callspec") or item.path.parent.name == "examples")
+    ]
+    others = [item for place, item in enumerate(cases) if place % step != first - 1]
     left_out = [
         item
         for item in items
-        if files.index(item.path) % step_of_files != first_file - 1
-        or (
-            item.get_closest_marker("long_list")
-            and next(place[item.path, item.originalname]) % step != first - 1
-        )
+        if item in others or files.index(item.path) % step_of_files != first_file - 1
     ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

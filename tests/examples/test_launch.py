@@ -63,7 +63,6 @@ def shared_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.long_list
 @pytest.mark.parametrize(
     ("file", "script"),
     [

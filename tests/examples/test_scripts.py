@@ -69,7 +69,6 @@ def needed_by(script):
     return packages[1].split() if packages else ["vanilla-transformer"]
 
 
-@pytest.mark.long_list
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_script_runs_with_nothing_but_what_it_says_it_needs(place, tmp_path, script):

@@ -393,7 +393,6 @@ EVENTS = (
 )
 
 
-@pytest.mark.long_list
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + ROUNDS))
 def test_storm_leaves_nothing_false_and_loses_nothing(
     server: CommandServer, calm: Calm, tmp_path: Path, seed: int
