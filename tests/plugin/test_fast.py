@@ -29,14 +29,15 @@ OF_A_TEXTBOOK = "not several_chunks and not never_holds and not neighbour"
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_oracle_grid_and_contracts_hold_without_fast_files(tmp_path):
+@pytest.mark.parametrize("textbook", TEXTBOOK)
+def test_oracle_grid_and_contracts_hold_without_fast_files(tmp_path, textbook):
     for package in ("vanilla_transformer", "vanilla_transformer_tools"):
         shutil.copytree(PACKAGE.with_name(package), tmp_path / package)
     plugin = tmp_path / "vanilla_transformer"
     for file in plugin.glob("fast_*.py"):
         file.unlink()
 
-    tests = [*TEXTBOOK, "-q", "-p", "no:cacheprovider", "-k", OF_A_TEXTBOOK]
+    tests = [textbook, "-q", "-p", "no:cacheprovider", "-k", OF_A_TEXTBOOK]
     process = subprocess.run(
         [sys.executable, "-m", "pytest", *tests],
         cwd=ROOT,
