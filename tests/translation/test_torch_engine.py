@@ -268,16 +268,6 @@ def test_ensemble_never_writes_what_the_generation_config_forbids(tiny_model, se
         assert single not in tokens
 
 
-def test_ensemble_refuses_what_only_a_single_model_follows(tiny_model):
-    tiny_model.generation_config.no_repeat_ngram_size = 2
-    TorchEngine(tiny_model)
-
-    with pytest.raises(
-        ValueError, match=r"An ensemble .* no_repeat_ngram_size=2.*or give one model"
-    ):
-        TorchEngine(tiny_model, tiny_model)
-
-
 def test_ensemble_refuses_more_beams_than_it_has_tokens_for(tiny_model):
     tokens = tiny_model.config.vocab_size
     together = TorchEngine(tiny_model, tiny_model)
@@ -312,16 +302,21 @@ def test_output_of_another_class_ends_with_its_table_of_positions(kind, config, 
     assert (len(found.tokens), found.reached_limit) == (min(longest, 20), True)
 
 
-def test_ensemble_refuses_other_classes_and_other_vocabularies(tiny_model):
+def test_ensemble_refuses_what_does_not_fit_its_first_model(tiny_model):
     tokens = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": START}
     foreign = MarianMTModel(MarianConfig(vocab_size=37, d_model=16, **tokens))
     config = copy.deepcopy(tiny_model.config)
     config.vocab_size = 38
     larger = VanillaTransformerForConditionalGeneration(config)
+    begun, limited = copy.deepcopy(tiny_model), copy.deepcopy(tiny_model)
+    begun.generation_config.decoder_start_token_id = 5
+    limited.generation_config.no_repeat_ngram_size = 2
 
     for other, message in (
         (foreign, "must be vanilla Transformers, got MarianMTModel"),
         (larger, r"got sizes of source and target \[\(37, 37\), \(38, 38\)\]"),
+        (begun, rf"begin and end outputs alike, got .* \[\({START}, {END}\), \(5, {END}\)\]"),
+        (limited, r"An ensemble .* no_repeat_ngram_size=2.*or give one model"),
     ):
         with pytest.raises(ValueError, match=message):
             TorchEngine(tiny_model, other)

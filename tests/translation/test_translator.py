@@ -1,5 +1,7 @@
 """Translator: order, limits, batches and the search, on a model whose weights are random."""
 
+import re
+
 import pytest
 import torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration, GenerationConfig
@@ -246,10 +248,12 @@ def test_translator_is_refused_without_the_tokenizer_of_a_target_vocabulary():
         Translator(model, pair.source)
 
 
-def test_ensemble_shares_the_tokenizer_of_the_target_too(tmp_path):
+def test_ensemble_shares_the_tokenizer_of_the_target_too(tmp_path, caplog):
     names = [save_latin_to_greek(tmp_path / name) for name in ("one", "two")]
+    GenerationConfig(num_beams=3).save_pretrained(names[1])
     together = Translator.from_pretrained(names, max_extra_tokens=4)
     assert next(together.translate(["ja"])).text
+    assert re.search("defaults are those of .*one: .*two has: beam 3", caplog.text)
 
     learn(GREEK[::-1]).save_pretrained(tmp_path / "two" / "target_tokenizer")
 

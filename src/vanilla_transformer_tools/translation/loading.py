@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer_tools.saved_folder import RUN_FILE, check_files, load_model, read_run
+from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import EXPORT_FOLDER, EngineName
 from vanilla_transformer_tools.text import sentences
 from vanilla_transformer_tools.translation.ctranslate2_engine import CTranslate2Engine, patience
@@ -68,11 +69,21 @@ def load_engine(
     """
     if kind == "ctranslate2":
         return _load_export(names, dtype)
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     loading = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    models = (in_our_layers(load_model(name, **loading)).to(device) for name in names)
+    models = (in_our_layers(load_model(name, **loading)).to(device()) for name in names)
     engine = TorchEngine(*models)
+    first, *others = (str(Search.of(model.generation_config)) for model in engine.models)
+    for name, other in zip(names[1:], others, strict=True):
+        if other != first:
+            logger.warning(
+                "The defaults are those of %s: %s. %s has: %s.", names[0], first, name, other
+            )
     return engine, engine.model.generation_config
+
+
+def device() -> torch.device:
+    """The GPU, if there is one."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def in_our_layers(model: PreTrainedModel) -> PreTrainedModel:

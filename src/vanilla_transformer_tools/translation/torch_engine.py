@@ -69,7 +69,14 @@ class TorchEngine:
                     f"{', '.join(sorted(foreign))}. Bring them in first: vanilla-transformer "
                     "import."
                 )
-            refuse_torch_only(models[0].generation_config, "An ensemble", "give one model")
+            tokens = [(start, *sorted(ends)) for start, ends in map(start_and_ends, models)]
+            if len(set(tokens)) > 1:
+                raise ValueError(
+                    "The models of an ensemble must begin and end outputs alike, got "
+                    f"`decoder_start_token_id` and `eos_token_id` {tokens}. Give one model."
+                )
+            for model in models:
+                refuse_torch_only(model.generation_config, "An ensemble", "give one model")
         _, self.vocab_size = sizes[0]
         self.models = [model.eval() for model in models]
         self.model = model = models[0]
