@@ -10,8 +10,8 @@ from torch._utils import ExceptionWrapper
 
 from vanilla_transformer_tools import threads
 from vanilla_transformer_tools.commands import command as commands
+from vanilla_transformer_tools.commands.outputs import write_rows
 from vanilla_transformer_tools.files import looks_like_a_path
-from vanilla_transformer_tools.translation.streams import opened_output
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,10 @@ def test_messages_survive_any_encoding_of_the_terminal(encoding, printed, monkey
     assert terminal.buffer.getvalue() == printed
 
 
-def test_translations_are_utf_8_in_any_terminal(monkeypatch):
+def test_results_are_utf_8_in_any_terminal(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
 
-    with opened_output(None) as write:
-        write("\u4e2d\n".encode())
+    write_rows(None, ["\u4e2d"])
 
     assert terminal.buffer.getvalue() == b"\xe4\xb8\xad\n"

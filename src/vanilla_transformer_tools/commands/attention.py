@@ -12,7 +12,7 @@ from vanilla_transformer_tools.commands.command import (
     load_translator,
     parse_with_texts,
 )
-from vanilla_transformer_tools.commands.outputs import check_output
+from vanilla_transformer_tools.commands.outputs import check_output, write_rows
 from vanilla_transformer_tools.settings import (
     DTYPE,
     SOURCE_LANGUAGE,
@@ -155,15 +155,9 @@ def _show(
 
 
 def _align(translator: "Translator", settings: AttentionSettings, lines: list[list[str]]) -> None:
-    from vanilla_transformer_tools.files import write_lines
     from vanilla_transformer_tools.inspection.alignments import align_words
 
     sources, *others = lines
     targets = others[0] if others else [each.text for each in translator.translate(sources)]
     units = (others[1], others[2]) if settings.units else None
-    alignments = map(str, align_words(translator, sources, targets, units))
-    if settings.output:
-        write_lines(Path(settings.output), alignments)
-    else:
-        for alignment in alignments:
-            print(alignment)
+    write_rows(settings.output, map(str, align_words(translator, sources, targets, units)))

@@ -17,7 +17,7 @@ from vanilla_transformer_tools.commands.command import (
     load_translator,
     parse,
 )
-from vanilla_transformer_tools.commands.outputs import check_output, check_room
+from vanilla_transformer_tools.commands.outputs import check_output, check_room, write_rows
 from vanilla_transformer_tools.files import looks_like_a_path
 from vanilla_transformer_tools.search import Search
 from vanilla_transformer_tools.settings import (
@@ -176,7 +176,6 @@ def _score_pairs(
     system: "list[str] | Translator", test_set: "_TestSet", settings: EvaluateSettings
 ) -> None:
     """Writes the log-probability of each test pair, as JSON."""
-    from vanilla_transformer_tools.files import write_lines
     from vanilla_transformer_tools.translation.teacher_forcing import PairScore, score_pairs
 
     scored: dict[int, PairScore] = {}
@@ -196,10 +195,7 @@ def _score_pairs(
         )
         for row, pair in sorted(scored.items())
     ]
-    if settings.output:
-        write_lines(Path(settings.output), lines)
-    else:
-        print("\n".join(lines))
+    write_rows(settings.output, lines)
 
 
 def _towards(system: "list[str] | Translator", tag: str | None) -> "Translator":

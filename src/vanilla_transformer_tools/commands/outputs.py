@@ -36,6 +36,19 @@ def check_output(
     check_room(path, "--output")
 
 
+def write_rows(path: str | None, rows: Iterable[str]) -> None:
+    """Writes lines in UTF-8: to a file, whole or not at all, or else to standard output."""
+    from vanilla_transformer_tools.files import write_lines
+    from vanilla_transformer_tools.translation.streams import opened_output
+
+    if path:
+        write_lines(Path(path), rows)
+        return
+    with opened_output(None) as write:
+        for row in rows:
+            write(f"{row}\n".encode())
+
+
 def _is_file_of(path: Path, model: Path) -> bool:
     """Whether an output would be a file of a saved model, itself or through a link."""
     # The name in the folder and what it links to: in the Hub's cache that is a blob elsewhere.

@@ -45,7 +45,12 @@ def translate(argv: list[str]) -> None:
             print(f"{settings.output} is complete: {job.done:,} lines", file=sys.stderr)
             return
         if settings.tag_column:
-            settings = replace(settings, target_language=job.first_language())
+            language = job.first_language(settings.tag_column)
+            if language is None:
+                # An empty input names no language, and needs no model.
+                job.run(None, Report().count)
+                return
+            settings = replace(settings, target_language=language)
         translator = load_translator(
             settings,
             num_hypotheses=settings.n_best,

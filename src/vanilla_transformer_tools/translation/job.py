@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from io import BufferedReader
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, cast
@@ -17,13 +16,12 @@ from vanilla_transformer_tools import files
 from vanilla_transformer_tools.progress import line_progress
 from vanilla_transformer_tools.saved_folder import find_file, model_files, read_object
 from vanilla_transformer_tools.settings import TranslateSettings
-from vanilla_transformer_tools.translation.loading import own_export
+from vanilla_transformer_tools.translation.loading import device, own_export
 from vanilla_transformer_tools.translation.results import Translation
 from vanilla_transformer_tools.translation.streams import (
-    PipedLines,
     file_lines,
     opened_output,
-    typed_lines,
+    read_texts,
 )
 from vanilla_transformer_tools.translation.translator import Translator, windows
 
@@ -60,8 +58,10 @@ class Job:
     kept: int = 0
     is_complete: bool = False
 
-    def run(self, translator: Translator, count: Callable[[Translation], None]) -> None:
+    def run(self, translator: Translator | None, count: Callable[[Translation], None]) -> None:
         """Translates, counts each translation, and writes each line as soon as it is done.
+
+        Without lines no translator is needed.
 
         Raises:
             ValueError: If the input has changed since this job was planned.
@@ -90,17 +90,16 @@ class Job:
         if output and self.record is not None and not self.settings.input:
             record_path(output).unlink(missing_ok=True)
 
-    def first_language(self) -> str | None:
-        """Target language of the first line, which the first translator needs."""
-        column = self.settings.tag_column
+    def first_language(self, column: int) -> str | None:
+        """Target language of the first line, which the first translator needs; None: no line."""
         lines = list(islice(self.lines, 1))
         self.lines = chain(lines, self.lines)
-        if column is None or not lines:
-            return self.settings.target_language
-        ((_, _, language),) = tagged_lines(iter(lines), column, self.first + self.done)
-        return language
+        rows = tagged_lines(iter(lines), column, self.first + self.done)
+        return next((language for _, _, language in rows), None)
 
-    def _translations(self, translator: Translator) -> Iterator[Translation]:
+    def _translations(self, translator: Translator | None) -> Iterator[Translation]:
+        if translator is None:
+            return iter(())
         number = self.first + self.done
         if self.settings.tag_column is None:
             return translator.translate(
@@ -188,22 +187,15 @@ def planned(settings: TranslateSettings, texts: list[str]) -> Iterator[Job]:
 
 def _open_lines(settings: TranslateSettings, texts: list[str]) -> Job:
     """A job with its lines and prefixes from the beginning."""
-    total = None
+    lines, has_next = read_texts(texts, settings.input)
+    total = len(texts) or None
+    job = Job(settings, lines, settings.prefix, has_next, total)
     if settings.input:
         # Read once before translating, so that bad bytes are reported now.
         total = sum(1 for _ in file_lines(settings.input))
         part = part_of(total, settings.shard)
-        shard = islice(file_lines(settings.input), part.start, part.stop)
-        job = Job(settings, shard, settings.prefix, lambda: True, len(part), part.start + 1)
-    elif texts:
-        total = len(texts)
-        job = Job(settings, iter(texts), settings.prefix, lambda: True, total)
-    elif sys.stdin.isatty():
-        job = Job(settings, typed_lines(), settings.prefix, lambda: False)
-    else:
-        pipe = PipedLines(cast(BufferedReader, sys.stdin.buffer))
-        lines = files.decode_lines(pipe, "standard input")
-        job = Job(settings, lines, settings.prefix, pipe.has_next)
+        job.lines = islice(lines, part.start, part.stop)
+        job.total, job.first = len(part), part.start + 1
     if settings.prefix_file:
         count = sum(1 for _ in file_lines(settings.prefix_file))
         if total is not None and count != total:
@@ -245,7 +237,7 @@ def job_record(settings: TranslateSettings) -> dict[str, Any]:
     if settings.engine == "ctranslate2":
         models = list(map(own_export, models))
     record["--model"] = list(map(_version_of, models))
-    return {_PACKAGE: version(_PACKAGE), **record}
+    return {_PACKAGE: version(_PACKAGE), "device": device().type, **record}
 
 
 def _version_of(model: str) -> str | None:
@@ -274,8 +266,8 @@ def _continue(job: Job, output: Path, earlier: dict[str, Any] | None) -> None:
     job.done, job.kept = written_lines(output, job.settings)
     job.is_complete = job.done == job.total and job.kept == output.stat().st_size
     if job.is_complete:
-        # It is the same whatever version looks at it.
-        earlier[_PACKAGE] = record[_PACKAGE]
+        # It is the same whatever version and device look at it.
+        earlier |= {name: record[name] for name in (_PACKAGE, "device")}
     differences = [
         f"{name} {record.get(name, 'missing')} instead of {earlier.get(name, 'missing')}"
         for name in sorted(record.keys() | earlier.keys())

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from select import select
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from vanilla_transformer_tools import files
 
@@ -20,6 +20,26 @@ _BLOCK = 2**16
 def file_lines(path: str) -> Iterator[str]:
     """Lines of a plain or compressed file, which may be empty."""
     return files.read_lines(path, may_be_empty=True)
+
+
+def read_texts(
+    texts: Sequence[str] = (), path: str | None = None
+) -> tuple[Iterator[str], Callable[[], bool]]:
+    """Lines of a file, or else of a command's arguments, or else of standard input.
+
+    The function says whether another line is there now; if not, those before it need not wait.
+
+    Raises:
+        ValueError: If there are no arguments and standard input is closed.
+    """
+    if path or texts:
+        return (file_lines(path) if path else iter(texts)), lambda: True
+    if sys.stdin is None:
+        raise ValueError("Standard input is closed. Give text as arguments, or in a file.")
+    if sys.stdin.isatty():
+        return typed_lines(), lambda: False
+    pipe = PipedLines(cast(BufferedReader, sys.stdin.buffer))
+    return files.decode_lines(pipe, "standard input"), pipe.has_next
 
 
 def typed_lines() -> Iterator[str]:

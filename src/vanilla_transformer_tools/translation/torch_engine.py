@@ -47,7 +47,7 @@ class TorchEngine:
             `suppress_tokens` and `early_stopping` only.
 
     Raises:
-        ValueError: If vocabularies differ in size, or several are not all vanilla Transformers.
+        ValueError: If several models do not fit together.
     """
 
     name = "torch"
