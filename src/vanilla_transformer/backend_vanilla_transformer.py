@@ -115,15 +115,8 @@ def _outputs(
 ) -> Tensor:
     """Prompts and outputs of a call of `generate`, padded to one length, `[B * outputs, T]`.
 
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-        prompts: One for each hypothesis, `[B * beams, P]`.
-        logits_processor: The call's processors.
-        stopping_criteria: The call's criteria.
-        config: The call's settings.
-        encoder_outputs: Output of the encoder, `[B * beams, S, D]`.
-        attention_mask: 1 = real source token, `[B * beams, S]`; None: all are.
-        others: Further inputs of Transformers' searches, such as an empty cache; unused.
+    Prompts `[B * beams, P]`, the output of the encoder `[B * beams, S, D]` and its mask
+    `[B * beams, S]` have a row for each hypothesis. `others`, such as an empty cache, are unused.
     """
     beams = config.num_beams
     source, mask = encoder_outputs[0][::beams], attention_mask

@@ -239,13 +239,8 @@ class SelfAttention(Attention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attends within `hidden_states` `[B, Q, D]`, and to earlier positions in the cache.
 
-        Args:
-            hidden_states: Input of the sublayer.
-            attention_mask: In the kernel's form.
-            cache: Keys and values of earlier positions; extended in place.
-            positions: Rotary ones, as `rotate` takes them; None: positions were added to the
-                embeddings.
-            kwargs: Further arguments of the kernel.
+        The cache is extended in place. Positions are rotary ones, as `rotate` takes them; None:
+        they were added to the embeddings.
 
         Returns:
             As `attend`.

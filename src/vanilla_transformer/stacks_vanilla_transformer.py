@@ -192,9 +192,6 @@ class Stack(VanillaTransformerPreTrainedModel):
             attention_mask: 1 = real token, `[B, past_length + Q]`; with None or a mask of more
                 dimensions every token counts.
             past_length: Number of positions in the cache.
-
-        Returns:
-            As `encode_positions`.
         """
         length = inputs_embeds.shape[1]
         if attention_mask is not None and attention_mask.dim() == 2:
@@ -239,11 +236,8 @@ class Stack(VanillaTransformerPreTrainedModel):
     ) -> Tensor:
         """All layers and the final norm, `[B, Q, D]` -> `[B, Q, D]`.
 
-        Args:
-            hidden_states: Input of the first layer.
-            inputs: Further inputs of each layer, with masks in the kernel's form.
-            positions: Encoded positions; layers get them if they act inside attention.
-            kwargs: Further inputs of each layer, by name; `attn_implementation` is the kernel.
+        Each layer gets the further inputs, with masks in the form of the kernel, which
+        `attn_implementation` names, and the encoded positions if they act inside attention.
         """
         if self.has_positions_in_attention:
             kwargs["positions"] = positions

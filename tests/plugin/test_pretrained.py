@@ -92,6 +92,7 @@ def test_biases_and_norms_start_as_their_classes_do_when_no_file_has_them(
     norms = [module for module in model.modules() if isinstance(module, NORMS[norm_type])]
     assert len(norms) > 6
     for norm in norms:
+        # A norm of our own sets its weights in `reset_parameters`, as `HeadMixing` does.
         torch.testing.assert_close(norm.state_dict(), fresh)
     assert not any(x.any() for name, x in model.named_parameters() if name.endswith("bias"))
 

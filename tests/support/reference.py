@@ -263,7 +263,8 @@ def encode_position(weights: Weights, stack: str, config: Config, index: int) ->
     position = index + config.position_offset
     if config.position_embedding_type == "learned":
         return weights[f"{stack}.embed_positions.weight"][position]
-    concatenated = config.position_embedding_type == "sinusoidal_concatenated"
+    layouts = {"sinusoidal": False, "sinusoidal_concatenated": True}
+    concatenated = layouts[config.position_embedding_type]
     return sinusoid(position, config.d_model, config.position_base, concatenated)
 
 
