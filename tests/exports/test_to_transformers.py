@@ -97,7 +97,7 @@ def test_model_of_ours_computes_and_generates_the_same(name, fields):
     comparison = compare_logits(target, model)
 
     assert comparison.scale > 0.5
-    assert comparison.gap < (1e-9 if exact else 1e-5)
+    assert max(comparison.gap, comparison.encoder_gap) < (1e-9 if exact else 1e-5)
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 0, 0]])}
     inputs["attention_mask"] = (inputs["input_ids"] != 0).long()
     if name == "fsmt" and not FSMT_COUNTS_STEPS:
@@ -107,24 +107,6 @@ def test_model_of_ours_computes_and_generates_the_same(name, fields):
     search = {"num_beams": 3, "max_length": 9}
     expected, actual = (one.generate(**inputs, **search).tolist() for one in (model, target))
     assert actual == expected
-
-
-def test_all_that_no_class_has_is_named():
-    fields = {"layer_norm_eps": 0.01, "add_final_layer_norm": False, "d_k": 7, **UNTIED}
-
-    with pytest.raises(ValueError, match="cannot hold") as error:
-        to_transformers(build_variant(**fields, talking_heads="both"), "pegasus")
-
-    first, *reasons, last = str(error.value).splitlines()
-    assert first == "The format pegasus cannot hold this model:"
-    assert set(reasons) == {
-        "`layer_norm_eps` must be 1e-05, got 0.01.",
-        "`add_final_layer_norm` must be None, got False.",
-        "`d_k` must be None, got 7.",
-        "`talking_heads` must be None, got 'both'.",
-        "`tie_word_embeddings` must be True, got False.",
-    }
-    assert last == "Other formats of Transformers that can: none."
 
 
 def test_refusal_names_what_fits_instead():
@@ -138,6 +120,9 @@ def test_refusal_names_what_fits_instead():
         "`lm_head_bias` must be False, got True.",
         "Other formats of Transformers that can: pegasus.",
     ]
+    fields = {"add_final_layer_norm": False, "d_k": 7, **UNTIED}
+    with pytest.raises(ValueError, match=r"(?s)`add_final.*`tie_word.*`d_k`.* that can: none\."):
+        to_transformers(build_variant(**fields), "pegasus")
 
 
 @pytest.fixture

@@ -25,16 +25,21 @@ def is_equal(tensors):
     )
 
 
+FORMATS = [
+    ("w.safetensors", save_file),
+    ("w.pt", torch.save),
+    ("w.pt", lambda one, file: torch.save(one, file, _use_new_zipfile_serialization=False)),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "save"),
     [
-        ("w.safetensors", save_file),
-        ("w.pt", torch.save),
+        *FORMATS,
         ("w.bin", torch.save),
         ("w.pth", lambda one, file: torch.save({"epoch": 3, "state_dict": one}, file)),
         ("w.pt", lambda one, file: torch.save({"step": 3, "model": one}, file)),
         ("w.pt", lambda one, file: torch.save({"model_state_dict": one}, file)),
-        ("w.pt", lambda one, file: torch.save(one, file, _use_new_zipfile_serialization=False)),
     ],
 )
 def test_tensors_are_read_from_a_file_or_its_folder(tmp_path, name, save):
@@ -94,14 +99,7 @@ def test_objects_that_could_run_code_are_refused(tmp_path, capsys, content, exam
     assert "never" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "save"),
-    [
-        ("w.safetensors", save_file),
-        ("w.pt", torch.save),
-        ("w.pt", lambda one, file: torch.save(one, file, _use_new_zipfile_serialization=False)),
-    ],
-)
+@pytest.mark.parametrize(("name", "save"), FORMATS)
 @pytest.mark.parametrize("kept", [0, -30])
 def test_cut_file_is_refused(tmp_path, name, save, kept):
     save(TENSORS, tmp_path / name)

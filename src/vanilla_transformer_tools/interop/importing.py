@@ -64,10 +64,12 @@ class LogitGap:
     Attributes:
         gap: Largest difference.
         scale: Largest logit of the source.
+        encoder_gap: Largest difference of the encoders' outputs, as a share of the largest one.
     """
 
     gap: float
     scale: float
+    encoder_gap: float
 
     def __str__(self) -> str:
         return f"logits of up to {self.scale:.3g} differ by at most {self.gap:.1e}"
@@ -77,9 +79,11 @@ class LogitGap:
         # Written so that NaN fails.
         tolerance = max(_TOLERANCE, torch.finfo(dtype).eps)
         if not self.gap <= tolerance * max(1.0, self.scale):
+            agree = self.encoder_gap <= tolerance
             raise ValueError(
-                f"The converted model must compute what its source does, but {self}. It was not "
-                "kept; please report this with the source and the versions of your packages."
+                f"The converted model must compute what its source does, but {self}; the encoders' "
+                f"outputs {'agree, the decoders do not' if agree else 'differ already'}. It was "
+                "not kept; please report this with the source and the versions of your packages."
             )
 
 
@@ -124,8 +128,18 @@ def compare_logits(source: Callable[..., Any], model: PreTrainedModel) -> LogitG
     }
     inputs = {name: one.to(model.device) for name, one in inputs.items()}
     # With a cache, some classes let a target position attend to later ones.
-    expected, actual = (one(**inputs, use_cache=False).logits.double() for one in (source, model))
-    return LogitGap((expected - actual).abs().max().item(), expected.abs().max().item())
+    outputs = [one(**inputs, use_cache=False) for one in (source, model)]
+    expected, actual = (one.logits.double() for one in outputs)
+    # Only real tokens; sorted, because `to_transformers` may reorder columns.
+    encoded, ours = (
+        one.encoder_last_hidden_state[inputs["attention_mask"] > 0].double().sort().values
+        for one in outputs
+    )
+    return LogitGap(
+        (expected - actual).abs().max().item(),
+        expected.abs().max().item(),
+        ((encoded - ours).abs().max() / encoded.abs().max()).item(),
+    )
 
 
 def import_model(
