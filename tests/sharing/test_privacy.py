@@ -143,14 +143,9 @@ WORD = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zAbCdEfGhIjKlMnOpQrStUvWxYz0123456789" * 2
 TOKENS = {
     "GitHub": "ghp_" + "aB3" * 12,
     "a key": "-----BEGIN PRIVATE " + "KEY-----",
-    "Slack": "xoxb-" + "123456789012-" * 2 + WORD[:24],
-    "GitLab": "glpat-" + WORD[:20],
-    "Stripe": "sk_live_" + WORD[:24],
-    "PyPI": "pypi-AgEIcHlwaS5vcmc" + WORD[:80],
     "a JSON Web Token": ".".join(
         [*(b64encode(part).decode().rstrip("=") for part in (b'{"alg":"HS256"}', b'{"a":1}')), WORD]
     ),
-    "Azure storage": f"AccountKey={WORD[:86]}==",
 }
 ASSIGNED = {"JSON": '{"password": "open sesame"}'}
 
