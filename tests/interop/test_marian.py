@@ -18,7 +18,7 @@ import torch
 from transformers import AutoTokenizer
 
 from vanilla_transformer_tools.commands import main
-from vanilla_transformer_tools.interop.importing import import_model
+from vanilla_transformer_tools.interop.importing import import_model, load_source
 from vanilla_transformer_tools.saved_folder import load_model
 from vanilla_transformer_tools.text.tokenizer_pair import TokenizerPair
 from vanilla_transformer_tools.translation import Translator
@@ -100,6 +100,18 @@ def test_log_probabilities_and_greedy_outputs_are_those_of_marian(name, imported
     assert found == pytest.approx(recorded["scores"], abs=TOLERANCE)
     if name in DECODED:
         assert translate(ours, sources[1], 1) == recorded["targets"][1]
+
+
+@pytest.mark.parametrize(
+    ("version", "activation"),
+    [("v1.9.0 ba94c5b9", "quick_gelu"), ("v1.12.0 65bf82f", "quick_gelu"), ("v1.12.42", "gelu")],
+)
+def test_gelu_is_that_of_the_release_that_saved_the_model(tmp_path, version, activation):
+    changes = {"version": version, "transformer-ffn-activation": "gelu"}
+
+    source = load_source(str(save_marian(tmp_path / "marian", changes)))
+
+    assert source.plan()[0].config.activation_function == activation
 
 
 def test_sentencepiece_vocabulary_splits_text(tmp_path):

@@ -38,6 +38,8 @@ _OUTPUT_BIAS = "decoder_ff_logit_out_b"
 _OLD_PROJECTION, _PROJECTION = "decoder_ff_logit_out_W", "decoder_ff_logit_out_Wt"
 # Saved as matrices of one row.
 _VECTOR = re.compile(r".*_(b\w*|ln_(scale|bias)(_pre)?)")
+# The last release that approximates GELU by a swish.
+_LAST_WITH_SWISH = (1, 12, 0)
 # Logit of what Marian has no entry for: its probability is zero in every dtype. A lower one would
 # weigh on the loss of label smoothing.
 NO_ENTRY = -1e3
@@ -167,12 +169,17 @@ def _readable(settings: Mapping[str, Any], learned: bool) -> dict[str, Any]:
         # Dropout (`d`) changes nothing here, wherever it is.
         return str(settings.get(f"transformer-{option}") or "").replace("d", "")
 
+    activation = settings.get("transformer-ffn-activation")
+    release = re.match(r"v(\d+)\.(\d+)\.(\d+)", str(settings.get("version")))
+    if activation == "gelu" and release and tuple(map(int, release.groups())) <= _LAST_WITH_SWISH:
+        activation = "quick_gelu"
     is_one = bool(settings.get("tied-embeddings-all") or settings.get("tied-embeddings-src"))
     is_tied = bool(settings.get("tied-embeddings-all") or settings.get("tied-embeddings"))
     return {
         "layer-operations": f"{steps('preprocess')}, {steps('postprocess')}",
         "transformer-postprocess-top": steps("postprocess-top"),
         "transformer-postprocess-emb": steps("postprocess-emb"),
+        "transformer-ffn-activation": activation,
         "transformer-decoder-dim-ffn": settings.get("transformer-decoder-dim-ffn")
         or settings.get("transformer-dim-ffn"),
         "one_table": is_one,
