@@ -274,15 +274,25 @@ def test_export_is_found_in_the_folder_of_its_model(source, write, refused, caps
     assert faster_export(engines[0].engine).endswith(" --model FOLDER\n")
 
 
-def test_searches_that_only_torch_does_are_refused(source, tmp_path, refused):
-    file = Path(source) / "generation_config.json"
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps(config | {"no_repeat_ngram_size": 3, "min_length": 4}))
+@pytest.mark.parametrize(
+    ("format", "file", "changes", "reasons"),
+    [
+        ("onnx", "generation_config", {"no_repeat_ngram_size": 3, "min_length": 4}, ["=3", "=4"]),
+        ("onnx", "generation_config", {"bad_words_ids": [[5, 6]]}, ["single tokens"]),
+        ("ctranslate2", "generation_config", {"bad_words_ids": [[5, 6]]}, ["single tokens"]),
+        ("ctranslate2", "config", {"activation_function": "relu6"}, ["got 'relu6'"]),
+    ],
+)
+def test_what_a_runtime_cannot_do_is_refused_before_work_is_announced(
+    source, tmp_path, refused, format, file, changes, reasons
+):
+    path = Path(source, f"{file}.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
-    told = refused("export", source, tmp_path / "out")
+    told = refused("export", "--format", format, source, tmp_path / "out")
 
-    assert "min_length=4" in told
-    assert "no_repeat_ngram_size=3" in told
+    assert all(reason in told for reason in reasons)
+    assert "exporting" not in told
     assert files(tmp_path) == {"model"}
 
 

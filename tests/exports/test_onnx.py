@@ -3,7 +3,9 @@
 import json
 import random
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
+from typing import get_args
 
 import onnxruntime
 import pytest
@@ -11,16 +13,17 @@ import torch
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer_tools.exports import ctranslate2_conversion
 from vanilla_transformer_tools.exports import onnx as onnx_export
-from vanilla_transformer_tools.exports.ctranslate2_conversion import VanillaTransformerLoader
 from vanilla_transformer_tools.exports.export import export_model, verify
-from vanilla_transformer_tools.exports.onnx import OPSET, OnnxModel, _DecoderGraph, export_onnx
-from vanilla_transformer_tools.exports.to_transformers import to_transformers
+from vanilla_transformer_tools.exports.onnx import OPSET, OnnxModel, _DecoderGraph
+from vanilla_transformer_tools.exports.to_transformers import FORMATS, to_transformers
 from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 from ..models import LEARNED, RECTANGULAR, TWO_TABLES, Model, build_variant
-from ..plugin.test_variant_grid import build_combination, each_choice
+from ..plugin.test_variant_grid import AXES, build_combination, each_choice
 from ..text.test_tokenizer_pair import build_latin_to_greek
+from .test_ctranslate2 import VARIANTS
 
 EOS = 2
 
@@ -168,28 +171,37 @@ def test_graphs_of_variants_compute_what_the_model_computes(combination):
     assert agreement.gap < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("values", "fault"),
-    [
-        (None, "`norm` must be 'layer', got 'root'"),
-        ({"norm_type": "other"}, "`norm_type` must be .*, got 'other'"),
-        ({"position_embedding_type": "other"}, "`position_embedding_type` must be .*, got 'other'"),
-    ],
-    ids=["field", "norm", "position"],
-)
-def test_config_that_no_format_knows_is_refused(tmp_path, values, fault):
-    model = build_variant(attn_implementation="eager")
-    model.config = with_made_up_field(model.config) if values is None else model.config
-    # As a variant has them that no config of today admits.
-    vars(model.config).update(values or {})
+# Fields whose values have names, but for activations: Transformers has those.
+CHOICES = {
+    name
+    for name, kind in VanillaTransformerConfig.__annotations__.items()
+    if str in (kind, *get_args(kind)) and name != "activation_function"
+}
 
-    for write, name in (
-        (lambda: export_onnx(model, tmp_path), "ONNX"),
-        (lambda: VanillaTransformerLoader().get_model_spec(model), "CTranslate2"),
-        (lambda: to_transformers(model, "pegasus"), "pegasus"),
+
+@pytest.mark.parametrize("name", [*sorted(CHOICES), "norm"])
+def test_config_that_no_format_knows_is_refused(name):
+    model = build_variant(attn_implementation="eager")
+    if name not in CHOICES:
+        model.config = with_made_up_field(model.config)
+    # As a variant has them that no config of today admits.
+    setattr(model.config, name, "other")
+
+    for refuse, format in (
+        (onnx_export.refuse_unexpressed, "ONNX"),
+        (ctranslate2_conversion.refuse_unexpressed, "CTranslate2"),
+        *((partial(to_transformers, name=one), one) for one in FORMATS),
     ):
-        with pytest.raises(ValueError, match=rf"(?s){name}.*{fault}"):
-            write()
+        with pytest.raises(ValueError, match=rf"(?s){format}.*`{name}` must be .*, got 'other'"):
+            refuse(model)
+
+
+def test_each_choice_that_a_runtime_has_is_compared_with_torch():
+    grid = [choice for axis in AXES.values() for choice in axis.values()]
+    for export, compared in ((onnx_export, grid), (ctranslate2_conversion, VARIANTS)):
+        for name, values in export._CHOICES.items():
+            default = getattr(VanillaTransformerConfig, name)
+            assert {*values} == {default, *(one[name] for one in compared if name in one)}
 
 
 def with_made_up_field(config):
@@ -199,4 +211,4 @@ def with_made_up_field(config):
     class NewConfig(VanillaTransformerConfig):
         norm: str = "layer"
 
-    return NewConfig(**config.to_diff_dict(), norm="root")
+    return NewConfig(**config.to_diff_dict())

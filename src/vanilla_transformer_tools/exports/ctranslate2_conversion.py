@@ -63,6 +63,19 @@ def position_table_length(config: VanillaTransformerConfig) -> int:
     return int(min(config.last_position, max(2048, 2 * config.max_position_embeddings)))
 
 
+def refuse_unexpressed(model: PreTrainedModel) -> None:
+    """Rejects a model that CTranslate2's specification cannot hold; names all reasons."""
+    faults = unexpressed(model.config, SIZES | SWITCHES, _CHOICES)
+    _, ends = start_and_ends(model)
+    if ends == [None] or len(ends) > 1:
+        faults.append(f"`eos_token_id` must be one id, got {ends}.")
+    if faults:
+        raise ValueError(
+            "CTranslate2 cannot hold this model; use the engine `torch` or the ONNX export:\n"
+            + "\n".join(faults)
+        )
+
+
 class VanillaTransformerLoader(ModelLoader):
     """Fills CTranslate2's specification of a Transformer from one of our models.
 
@@ -73,21 +86,8 @@ class VanillaTransformerLoader(ModelLoader):
     """
 
     def get_model_spec(self, model: PreTrainedModel) -> TransformerSpec:
-        """The weights in CTranslate2's layout.
-
-        Raises:
-            ValueError: If the specification cannot hold the model; the message lists every reason.
-        """
+        """The weights in CTranslate2's layout; `refuse_unexpressed` says whether they fit."""
         config = model.config
-        faults = unexpressed(config, SIZES | SWITCHES, _CHOICES)
-        _, ends = start_and_ends(model)
-        if ends == [None] or len(ends) > 1:
-            faults.append(f"`eos_token_id` must be one id, got {ends}.")
-        if faults:
-            raise ValueError(
-                "CTranslate2 cannot hold this model; use the engine `torch` or the ONNX export:\n"
-                + "\n".join(faults)
-            )
         spec = _empty_spec(config)
         self._set_stack(spec.encoder, model.model.encoder)
         self._set_stack(spec.decoder, model.model.decoder)
@@ -181,16 +181,13 @@ def convert(
     folder: Path,
     quantization: str = "float32",
 ) -> None:
-    """Writes model.bin, config.json and the vocabularies of one of our models.
+    """Writes model.bin, config.json and the vocabularies of a model that is not refused.
 
     Args:
         model: The model.
         tokenizer: Tokenizer of the source.
         folder: Folder to write to, made if it is not there.
         quantization: Type of the weights, one of CTranslate2's.
-
-    Raises:
-        ValueError: If CTranslate2's specification cannot hold the model.
     """
     if quantization != "float32":
         # CTranslate2 rounds the weights in place.

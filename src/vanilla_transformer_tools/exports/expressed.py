@@ -36,7 +36,7 @@ def own_fields(config: VanillaTransformerConfig) -> dict[str, object]:
 def unexpressed(
     config: VanillaTransformerConfig,
     expressed: Collection[str],
-    choices: Mapping[str, Collection[str]],
+    choices: Mapping[str, Collection[str | None]],
 ) -> list[str]:
     """Faults: fields that have another value than their default, and no place in a format.
 
@@ -48,7 +48,7 @@ def unexpressed(
         if name not in {*expressed, *WITHOUT_EFFECT} and getattr(config, name) != default
     ]
     return faults + [
-        f"`{name}` must be one of {', '.join(values)}, got {getattr(config, name)!r}."
+        f"`{name}` must be one of {', '.join(map(str, values))}, got {getattr(config, name)!r}."
         for name, values in choices.items()
         if getattr(config, name) not in values
     ]

@@ -43,6 +43,7 @@ _EXPRESSED = SIZES | SWITCHES | HEADS
 _CHOICES = {
     "norm_type": ("layer_norm", "rms_norm"),
     "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated", "learned", "rotary"),
+    "talking_heads": (None, "logits", "weights", "both"),
 }
 # A graph file holds at most 2 GiB; larger weights are in a file beside it.
 _LARGEST_GRAPH = 2**31 - 2**20
@@ -87,14 +88,17 @@ class _DecoderGraph(nn.Module):
         return [self.model.lm_head(hidden_states), *present]
 
 
+def refuse_unexpressed(model: PreTrainedModel) -> None:
+    """Rejects a model if a field of its config changes what the graphs would compute."""
+    if faults := unexpressed(model.config, _EXPRESSED, _CHOICES):
+        raise ValueError("\n".join(["The ONNX export cannot hold this model:", *faults]))
+
+
 def export_onnx(model: PreTrainedModel, folder: Path) -> None:
     """Writes the graphs of a model in float32 and eval mode, with eager attention, below a folder.
 
-    Raises:
-        ValueError: If a field of the config changes what the graphs would compute.
+    `refuse_unexpressed` says whether they compute what the model does.
     """
-    if faults := unexpressed(model.config, _EXPRESSED, _CHOICES):
-        raise ValueError("\n".join(["The ONNX export cannot hold this model:", *faults]))
     # transformers.js looks for this name to make the empty cache.
     batch = torch.export.Dim("batch_size", min=1)
     source, target, past_source, past = (
