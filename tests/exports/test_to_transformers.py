@@ -121,7 +121,7 @@ def test_refusal_names_what_fits_instead():
         "Other formats of Transformers that can: pegasus.",
     ]
     fields = {"add_final_layer_norm": False, "d_k": 7, **UNTIED}
-    with pytest.raises(ValueError, match=r"(?s)`add_final.*`tie_word.*`d_k`.* that can: none\."):
+    with pytest.raises(ValueError, match=r"(?s)`d_k`.*`add_final.*`tie_word.* that can: none\."):
         to_transformers(build_variant(**fields), "pegasus")
 
 
