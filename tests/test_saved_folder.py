@@ -151,7 +151,7 @@ def test_flipped_bit_is_noticed_where_a_checksum_is_recorded(folder, name):
     (folder / name).write_bytes(content)
 
     with pytest.raises(
-        ValueError, match=rf"{name} of .* not the file .*sha256.* as recorded in run\.json"
+        ValueError, match=rf"{name} of .* not the file .* is not the one in run\.json"
     ):
         load_model(str(folder))
 
@@ -162,7 +162,7 @@ def test_checkpoint_is_compared_with_its_own_list(folder):
     files["model.safetensors"]["sha256"] = "0" * 64
     (folder / FILES_FILE).write_text(json.dumps(files))
 
-    with pytest.raises(ValueError, match=r"sha256\": \"0{64}\"} as recorded in files\.json"):
+    with pytest.raises(ValueError, match=r"checksum is not the one in files\.json"):
         check_files(str(folder))
 
 
@@ -184,7 +184,7 @@ def test_damaged_json_is_named_by_the_commands(folder, refused, name):
         ("tokenizer.json", {"added_tokens": 3, "backend": []}, "tokenizer"),
         (RUN_FILE, {"settings": {"max_length": "long"}}, "number as `max_length`, got 'long'"),
         (RUN_FILE, {"files": []}, rf"{RUN_FILE} of .* must hold size and checksum of each"),
-        (RUN_FILE, {"files": {"tokenizer.json": None}}, "not the file .* null as recorded"),
+        (RUN_FILE, {"files": {"tokenizer.json": None}}, "not the file .* not the one"),
     ],
 )
 def test_file_with_other_content_is_named(folder, name, content, message):

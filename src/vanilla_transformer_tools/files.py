@@ -111,7 +111,7 @@ def decode_lines(lines: Iterable[bytes], path: str | os.PathLike[str]) -> Iterat
             is_utf16 = content.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
             raise ValueError(
                 f"{os.fspath(path)!r} must be UTF-8, got byte 0x{content[error.start]:02X} at byte "
-                f"{error.start + 1} of line {number}. Convert the file first, for example: "
+                f"{error.start + 1} of line {number}. If it is text, convert it first: "
                 f"iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 old.txt > new.txt"
             ) from error
         yield text

@@ -224,9 +224,9 @@ def check_files(model_name_or_path: str, revision: str | None = None) -> None:
         file = find_file(model_name_or_path, name, revision)
         if file and differs(file, expected):
             raise ValueError(
-                f"{name} of {model_name_or_path!r} is not the file that was saved: its size and "
-                f"checksum are not {json.dumps(expected)} as recorded in {source}. Copy the model "
-                f"again; if you changed the file on purpose, remove `files` from {RUN_FILE}."
+                f"{name} of {model_name_or_path!r} is not the file that was saved: its size or "
+                f"checksum is not the one in {source}. Copy the model again; if you changed the "
+                f"file on purpose, remove `files` from {RUN_FILE}."
             )
 
 

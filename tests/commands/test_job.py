@@ -25,7 +25,9 @@ def job(translate, folder, tmp_path):
         argv = ["--model", model, "--input", source, "--output", out]
         argv += ["--num_beams", 3, "--max_extra_tokens", 5, *options]
         with interrupted_after(3):
-            assert translate(*argv)[0] == 130
+            status, _, err = translate(*argv)
+        assert status == 130
+        assert f"stopped: --resume continues {out}" in err
         assert out.read_bytes()
         return argv, out
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +116,8 @@ MISTAKES = [
     (f"{TRAIN} --train a short", "same number of lines, got 4 in .* and 1 in"),
     (f"{TRAIN} --train a bad", "bad' must be UTF-8, got byte 0xE9 at byte 5 of line 2"),
     # Attention
-    ("attention --model M", "expected a source text and at most its translation, got 0"),
+    ("attention --model M", "expected a source text and at most its translation, got \\[\\]"),
+    ("attention --model M ''", "at most its translation, got \\[''\\]"),
     ("attention --model M a --output x.pdf", "must end in .html, got 'x.pdf'"),
     ("attention --model M a --units a b", "--units needs --alignments"),
     ("attention --model M --alignments a --units a b", "needs the target file of --alignments"),
@@ -134,6 +136,7 @@ MISTAKES = [
     # Sharing
     ("push me/x", "--model needs the folder of a model"),
     ("push --model=W me/x", "--model: there is no file or folder 'W'"),
+    ("push --model M a/b/c", "Repo id must be in the form 'repo_name' or 'namespace/repo_name'"),
     ("push --model a me/x", "--model: 'a' cannot be used: Not a directory"),
 ]
 
@@ -181,7 +184,7 @@ def test_mistake_is_refused_in_time_and_changes_nothing(
     monkeypatch.chdir(here)
     before = changes(here)
 
-    status, out, err = run(*line.format(**numbers).split())
+    status, out, err = run(*shlex.split(line.format(**numbers)))
 
     assert (status, out) == (2, "")
     assert re.search(f"(?m)^vanilla-transformer: (?s:.*){message}", err), err

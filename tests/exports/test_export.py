@@ -350,3 +350,5 @@ def test_flipped_bit_of_an_export_is_noticed(out, name):
 
     with pytest.raises(ValueError, match=f"{name} of .* is not the file that was saved"):
         Translator.from_pretrained(str(out), engine="ctranslate2")
+    with pytest.raises(ValueError, match=r"is an export to CTranslate2\. Choose .* got 'torch'"):
+        Translator.from_pretrained(str(out))

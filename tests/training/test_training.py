@@ -347,7 +347,7 @@ def test_saved_tokenizer_that_has_changed_or_is_contradicted_is_refused(
     for option, changes, message in (
         ("tokenizer", {"config": [*SIZES, "eos_token_id=3"]}, "must leave out eos_token_id with"),
         ("init_from", {"config": [], **SEPARATE}, f"one vocabulary of 320 .* sides in '{saved}'"),
-        ("tokenizer", {}, r"tokenizer\.json of .* as recorded in run\.json"),
+        ("tokenizer", {}, r"tokenizer\.json of .* not the one in run\.json"),
     ):
         settings = UNVALIDATED | {option: str(saved)} | changes
         if not changes:

@@ -120,8 +120,8 @@ def _check(parser: Parser, settings: AttentionSettings, texts: list[str]) -> Pat
     if not files:
         if settings.units:
             parser.error("--units needs --alignments")
-        if not 1 <= len(texts) <= 2:
-            parser.error(f"expected a source text and at most its translation, got {len(texts)}")
+        if not 1 <= len(texts) <= 2 or not texts[0].strip():
+            parser.error(f"expected a source text and at most its translation, got {texts}")
         output = Path(settings.output or "attention.html")
         if output.suffix != ".html":
             parser.error(f"--output must end in .html, got {output.name!r}")

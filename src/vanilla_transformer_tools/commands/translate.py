@@ -58,7 +58,12 @@ def translate(argv: list[str]) -> None:
             details=settings.details,
         )
         report, began = Report(), time.monotonic()
-        job.run(translator, report.count)
+        try:
+            job.run(translator, report.count)
+        except KeyboardInterrupt:
+            if job.record and settings.input:
+                print(f"stopped: --resume continues {settings.output}", file=sys.stderr)
+            raise
     report.show()
     if time.monotonic() - began > _LONG:
         print(faster_export(translator.engine), end="", file=sys.stderr)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import HfApi, get_token, hf_hub_url
 from huggingface_hub.errors import LocalTokenNotFoundError
 from safetensors import safe_open
 
@@ -93,7 +93,9 @@ def push(
 
 
 def _check_shareable(folder: Path, repo_id: str) -> None:
-    """Rejects a folder that nobody could load, or an upload by nobody."""
+    """Rejects a folder that nobody could load, or an upload by nobody or to no possible name."""
+    # Raises if no repository can have this name.
+    hf_hub_url(repo_id, CARD_FILE)
     if not is_ours(folder):
         got = "a model of another kind" if (folder / "config.json").exists() else "no config.json"
         raise ValueError(

@@ -295,7 +295,9 @@ def _config_faults(settings: TrainSettings) -> Iterator[str]:
         # As for new tokenizers: --config cannot change what saved ones decide on.
         new_config(settings, None)
     except StrictDataclassError as error:
-        faults = str(error.__cause__ or error).split("\n")
+        # Of a value of the wrong type, what each allowed type says of it is left out.
+        said = str(error.__cause__ or error).partition(" Errors: ")[0]
+        faults = re.sub(r"<class '(\w+)'>", r"\1", said).split("\n")
         first = {fault.split()[0]: fault for fault in reversed(faults)}
         yield from (f"--config: {fault}" for fault in reversed(first.values()))
     except ValueError as error:

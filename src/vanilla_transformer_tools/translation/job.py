@@ -16,7 +16,7 @@ from vanilla_transformer_tools import files
 from vanilla_transformer_tools.progress import line_progress
 from vanilla_transformer_tools.saved_folder import find_file, model_files, read_object
 from vanilla_transformer_tools.settings import TranslateSettings
-from vanilla_transformer_tools.translation.loading import device, own_export
+from vanilla_transformer_tools.translation.loading import device, folders_of
 from vanilla_transformer_tools.translation.results import Translation
 from vanilla_transformer_tools.translation.streams import (
     file_lines,
@@ -233,9 +233,7 @@ def job_record(settings: TranslateSettings) -> dict[str, Any]:
     # Files may be moved.
     for name in ("input", "prefix_file"):
         record[f"--{name}"] = f"SHA-256 {files.checksum(values[name])}" if values[name] else None
-    models = settings.model or []
-    if settings.engine == "ctranslate2":
-        models = list(map(own_export, models))
+    models = folders_of(settings.engine, settings.model or [])
     record["--model"] = list(map(_version_of, models))
     return {_PACKAGE: version(_PACKAGE), "device": device().type, **record}
 

@@ -121,7 +121,7 @@ def faster_export(engine: Engine) -> str:
         or torch_only(engine.model.generation_config)
     ):
         return ""
-    # Only then `own_export` can tell which weights an export in the model's folder has.
+    # Only then `_own_export` can tell which weights an export in the model's folder has.
     is_known = Path(name).is_dir() and read_run(name).get("files")
     output, model = ("", "") if is_known else (" FOLDER", " --model FOLDER")
     return (
@@ -152,7 +152,24 @@ def _load_export(names: list[str], dtype: str) -> tuple[Engine, GenerationConfig
     return exported, config
 
 
-def own_export(name: str) -> str:
+def folders_of(engine: EngineName, names: list[str]) -> list[str]:
+    """The folders that an engine reads, with the tokenizers and the record that belong to them.
+
+    Raises:
+        ValueError: If one has weights for the other engine.
+    """
+    if engine == "ctranslate2":
+        return list(map(_own_export, names))
+    for name in names:
+        if Path(name, "model.bin").exists():
+            raise ValueError(
+                f"{name!r} is an export to CTranslate2. Choose the engine 'ctranslate2' "
+                f"(--engine ctranslate2), got {engine!r}."
+            )
+    return names
+
+
+def _own_export(name: str) -> str:
     """The export in a model's folder, where `export` writes it by default; else the folder itself.
 
     Raises:

@@ -20,7 +20,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import (
     speller,
 )
 from vanilla_transformer_tools.translation.engine import Engine, Hypothesis
-from vanilla_transformer_tools.translation.loading import load_engine, own_export, training_defaults
+from vanilla_transformer_tools.translation.loading import folders_of, load_engine, training_defaults
 from vanilla_transformer_tools.translation.results import (
     Translation,
     different_first,
@@ -205,10 +205,7 @@ class Translator:
             dtype = "bfloat16"
         if isinstance(model_name_or_path, str | PathLike):
             model_name_or_path = [str(model_name_or_path)]
-        names = list(model_name_or_path)
-        if engine == "ctranslate2":
-            # With the tokenizers and the record that belong to it.
-            names = list(map(own_export, names))
+        names = folders_of(engine, list(model_name_or_path))
         given = {name: value for name, value in settings.items() if value is not None}
         settings = training_defaults(names[0]) | given
         loading: dict[str, Any] = {"trust_remote_code": trust_remote_code}
