@@ -61,8 +61,9 @@ def export(name: str, output: Path) -> LogitGap:
     """Writes a model as Marian's files; returns how far those are from the model."""
     model, pair = load_model(name).float().eval(), TokenizerPair.from_pretrained(name)
     config, search, pad = model.config, model.generation_config, model.config.pad_token_id
-    if config.pre_norm or not config.decoder_start_token_id == pad == config.vocab_size - 1:
-        raise SystemExit(f"{name!r} must be a post-norm model that came from Marian's .npz.")
+    is_marians = config.decoder_start_token_id == pad == config.vocab_size - 1
+    if config.pre_norm or config.activation_function == "quick_gelu" or not is_marians:
+        raise SystemExit(f"{name!r} must be a post-norm model as Marian saves one after 1.12.0.")
     entries = [vocabulary(pair.source, "source", pad), vocabulary(pair.target, "target", pad)]
     declaration, weights = Declaration.of("marian_npz"), untied_tensors(model)
     pieces = {place: declaration.weights.pieces_of(place, NORMS)[0] for place in weights}

@@ -94,8 +94,12 @@ def test_model_of_marian_goes_out_as_it_came_in(name, tmp_path):
         np.testing.assert_array_equal(after[array], expected)
 
 
-def test_pre_norm_model_does_not_go_to_marian(tmp_path):
-    import_model(str(save_marian(tmp_path / "marian", PRE_NORM)), tmp_path / "ours")
+OLD_GELU = {"version": "v1.12.0", "transformer-ffn-activation": "gelu"}
+
+
+@pytest.mark.parametrize("options", [PRE_NORM, OLD_GELU], ids=["pre_norm", "old_gelu"])
+def test_model_of_another_form_does_not_go_to_marian(tmp_path, options):
+    import_model(str(save_marian(tmp_path / "marian", options)), tmp_path / "ours")
 
     done = run_script(EXAMPLES / "export_marian.py", tmp_path / "ours", tmp_path / "back")
 
