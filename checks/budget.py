@@ -20,11 +20,11 @@ ADVICE = (
 # Budget, with room for one addition, and aim where that has not been reached.
 LINES = {
     "src": (20_800, 18_000),
-    "src/vanilla_transformer": (4_150, 3_500),
+    "src/vanilla_transformer": (4_080, 3_500),
     "tests": (25_250, 23_000),
 }
 DEFECTS = (450, 450)
-WORDS_OF_DOCS = (38_000, 38_000)
+WORDS_OF_DOCS = (37_500, 37_500)
 # The folder of a model that an earlier commit saved, with its code.
 SAVED = "saved_before"
 # Users read the code of a saved model before they trust it: half an hour.
