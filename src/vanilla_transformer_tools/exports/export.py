@@ -39,7 +39,6 @@ from vanilla_transformer_tools.translation.torch_engine import TorchEngine
 
 logger = logging.getLogger(__name__)
 
-_ANNOUNCEMENT = "exporting %s and comparing the result with it ..."
 _SAMPLE_LINES, _LONGEST_LINE = 100, 30
 # Longest translation of a line of the sample, in lengths of the line.
 _LENGTH_FACTOR = 3
@@ -160,6 +159,11 @@ def _write_record(folder: Path, model: PreTrainedModel) -> None:
     write_run(folder, {**run, "files": describe_model_files(folder)})
 
 
+def _announce(model: PreTrainedModel) -> None:
+    """Says what begins once nothing refuses the model."""
+    logger.info("exporting %s and comparing the result with it ...", model.name_or_path)
+
+
 def _write_runtime(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -177,7 +181,7 @@ def _write_runtime(
         from vanilla_transformer_tools.exports import onnx
 
         onnx.refuse_unexpressed(model)
-        logger.info(_ANNOUNCEMENT, model.name_or_path)
+        _announce(model)
         name_general_tokenizers(folder)
         onnx.export_onnx(model, folder)
         onnx.save_interface(model, folder)
@@ -187,7 +191,7 @@ def _write_runtime(
     from vanilla_transformer_tools.exports.ctranslate2_conversion import convert, refuse_unexpressed
 
     refuse_unexpressed(model)
-    logger.info(_ANNOUNCEMENT, model.name_or_path)
+    _announce(model)
     for weights in dict.fromkeys(("float32", quantization or "float32")):
         logger.info("writing model.bin in %s", weights)
         convert(model, tokenizer, folder, weights)
@@ -201,7 +205,7 @@ def _write_class(model: PreTrainedModel, folder: Path, class_name: str) -> Logit
     name_general_tokenizers(folder)
     dtype = model.dtype
     exported = to_transformers(model, class_name)
-    logger.info(_ANNOUNCEMENT, model.name_or_path)
+    _announce(model)
     exported.save_pretrained(folder)
     comparison = compare_logits(load_model(str(folder), dtype=torch.float32).eval(), model.float())
     comparison.check(dtype)

@@ -101,12 +101,13 @@ def look_at(corpus: Corpus, settings: TrainSettings, previous: Mapping[str, Any]
         sources, references = corpus.validation["source"][:], corpus.validation["target"][:]
         if warning := warning_of_swapped(sources, references, {SOURCE_WORDS: words}):
             logger.warning("--validation: %s", warning)
-        *_, file = settings.validation
-        of_file = None if holds_both_sides(file) else language_of_file(file)
-        languages = [settings.target_language, of_file, *settings.language[1:2]]
-        bleu = resolve(settings.bleu_tokenize, references, languages, settings.pretokenized)
-        if _BLEU in previous:
-            bleu = BleuTokenizer(**previous[_BLEU])
+        if recorded := previous.get(_BLEU):
+            bleu = BleuTokenizer(**recorded)
+        else:
+            *_, file = settings.validation
+            of_file = None if holds_both_sides(file) else language_of_file(file)
+            languages = [settings.target_language, of_file, *settings.language[1:2]]
+            bleu = resolve(settings.bleu_tokenize, references, languages, settings.pretokenized)
     return Facts(
         None if settings.streaming else len(pairs),
         round(sum(map(has_inner_end, lines)) / len(lines), 4),
