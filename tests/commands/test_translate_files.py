@@ -303,7 +303,8 @@ def test_lines_of_a_tagged_file_are_translated_into_the_language_of_each(run, tm
     assert out.split(b"\n")[:-1] == [into[tag][place] for place, tag in enumerate(tags)]
     assert into["de"] != into["en"]
     options += ["--tag_column", 3]
-    assert translate(*options) == (0, b"", "")
+    assert translate(*options, "--output", tmp_path / "empty") == (0, b"", "")
+    assert (tmp_path / "empty").read_bytes() == b""
     err = translate(*options, "--max_source_length", 3, stdin=as_bytes(rows))[2]
     longer = [n for n, line in enumerate(lines, 1) if len(tokenizer(line).input_ids) > 2]
     assert sorted(map(int, re.findall(r"Line (\d) is longer", err))) == longer

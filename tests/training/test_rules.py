@@ -156,7 +156,7 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"tokenizer_pairs": 9}, {}, "--tokenizer_pairs needs --streaming, got 9 without it"),
         ({"config": ["d_model=6"]}, {}, r"^--config: `d_model` must be a multiple .* 6 and 4\..*$"),
         ({"config": ["d_model=x"]}, {}, "^--config: Field 'd_model' expected int, got str"),
-        ({"config": ["dropout=nan"]}, {}, r"^--config: .*'nan' doesn't .* type in \(float, int\)"),
+        ({"config": ["dropout=nan"]}, {}, r"^--config: .*'nan' doesn't .* in \(float, int\)\.$"),
         ({"config": ["dropout=2", "norm_type=x"]}, {}, "--config: `dropout` .*\n--config: `norm"),
         ({"streaming": True, "bpe_dropout": 0.1}, {}, "BPE-dropout needs all words"),
         ({"all_caps_every": 9, "bpe_dropout": 0.1}, {}, "both draw each epoch again"),
