@@ -7,7 +7,7 @@ vocabulary within the minutes, once for each number of minutes and each seed. Th
 of words that are there, and are those of benchmarks/peers.py: each trains once for each learning
 rate up to the most minutes, and the clock is halted while a checkpoint is translated. At a number
 of minutes they have the BLEU of their last checkpoint until then, with the better rate; without a
-checkpoint they have none.
+checkpoint they have none. With --points, a file notes the runs, and those in it are not repeated.
 
 Example:
   OMP_NUM_THREADS=1 python benchmarks/minutes.py --data multi30k_tok --minutes 1 2 5 15 30 60 \
@@ -15,11 +15,12 @@ Example:
       --picture minutes.svg
 """
 
+import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,7 @@ OURS = "vanilla_transformer"
 Point = tuple[float, float]
 
 
-def point_of_ours(text: Text, data: Path, minutes: float, seed: int) -> Point:
+def point_of_ours(text: Text, data: Path, minutes: float, seed: int) -> list[Point]:
     """Trains by `--minutes` alone, and scores the result."""
     run, output = (text.folder / f"{minutes:g}-{seed}{end}" for end in ("", ".txt"))
     (train, validation) = ([str(data / name) for name in names] for names in (TRAIN, VALIDATION))
@@ -62,7 +63,21 @@ def point_of_ours(text: Text, data: Path, minutes: float, seed: int) -> Point:
     files = ["--input", validation[0], "--output", str(output)]
     subprocess.run([*command, "translate", "--model", run, "--num_beams", "1", *files], check=True)
     bleu = BLEU(tokenize="none", force=True)
-    return taken, bleu.corpus_score(list(read_lines(output)), [text.references]).score
+    score = bleu.corpus_score(list(read_lines(output)), [text.references]).score
+    return [(taken, score)]
+
+
+def noted(file: Path | None, run: str, measure: Callable[[], list[Point]]) -> list[Point]:
+    """Points of a run: those in the file, or measured now and added to it."""
+    lines = file.read_text(encoding="utf-8").split("\n") if file and file.exists() else []
+    known = dict(json.loads(line) for line in lines if line)
+    if run in known:
+        return [tuple(point) for point in known[run]]
+    points = attempt(run, measure)
+    if file and points is not None:
+        with file.open("a", encoding="utf-8") as notes:
+            notes.write(json.dumps([run, points]) + "\n")
+    return points or []
 
 
 def points_of(job: Job, most: float) -> list[Point]:
@@ -116,6 +131,7 @@ def main() -> int:
     rates = {"nargs": "+", "type": float, "default": [0.002, 0.004]}
     parser.add_argument("--rates", **rates, help="For the others; default: 0.002 0.004.")
     parser.add_argument("--save", type=int, default=100, help="Updates between checkpoints (100).")
+    parser.add_argument("--points", type=Path, help="File of the runs' points, JSON lines.")
     parser.add_argument("--picture", type=Path, help="File of the picture, .svg or .png.")
     add_toolkits(parser)
     options = parser.parse_args()
@@ -130,16 +146,18 @@ def main() -> int:
         report.table(note, "BLEU after minutes", *(f"{each:g}" for each in options.minutes))
         curves: dict[str, list[list[Point]]] = {OURS: []}
         for each in options.minutes:
-            runs = [partial(point_of_ours, text, options.data, each, s) for s in options.seeds]
-            curves[OURS].append([point for run in runs if (point := attempt(OURS, run))])
+            curves[OURS].append([])
+            for seed in options.seeds:
+                run = partial(point_of_ours, text, options.data, each, seed)
+                curves[OURS][-1] += noted(options.points, f"{OURS} {each:g} {seed}", run)
         report.row(OURS, *map(span, curves[OURS]))
         for name in (name for name in pythons if not name.startswith("vanilla")):
             curves[name] = []
             for rate in options.rates:
                 run = text.folder / f"{name}-{rate}"
                 job = Job(TOOLKITS[name], pythons[name], text, run, REPORT, options.save, rate)
-                points_of_rate = attempt(name, partial(points_of, job, max(options.minutes)))
-                curves[name].append(points_of_rate or [])
+                measure = partial(points_of, job, max(options.minutes))
+                curves[name].append(noted(options.points, f"{name} {rate:g}", measure))
             report.row(name, *(at(each, curves[name]) for each in options.minutes))
     if options.picture:
         draw(curves, options.minutes, options.picture)
