@@ -339,7 +339,8 @@ def main() -> int:
         description=__doc__.partition("\n")[0],
         epilog="example: python checks/check_mutants.py --jobs 2 > mutants.md",
     )
-    parser.add_argument("--only", metavar="WORDS", help="Those whose name contains these words.")
+    only = {"action": "append", "default": [], "metavar": "WORDS"}
+    parser.add_argument("--only", **only, help="Those whose name contains these words; repeatable.")
     share = "Every N-th of them, beginning with the I-th."
     parser.add_argument("--share", metavar="I/N", default="1/1", help=share)
     unbroken = "Do not check that the tests that caught a mutant pass on what is not broken."
@@ -357,9 +358,12 @@ def main() -> int:
         share = take_share(every, arguments.share)
     except ValueError as error:
         sys.exit(str(error))
-    mutants = [mutant for mutant in share if not arguments.only or arguments.only in mutant.name]
-    if not mutants:
-        sys.exit(f"--only {arguments.only!r} is in no name of share {arguments.share}.")
+    for words in arguments.only:
+        if not any(words in mutant.name for mutant in share):
+            sys.exit(f"--only {words!r} is in no name of share {arguments.share}.")
+    wanted = arguments.only or [""]
+    mutants = [mutant for mutant in share if any(words in mutant.name for words in wanted)]
+    print(f"{len(mutants)} mutants; the first takes half a minute.", file=sys.stderr)
     record = load_record(MUTANTS)
     trials = {one.name: (one.broken(places), choose_tests(one, record)) for one in mutants}
     verdicts: dict[str, Verdict] = {}

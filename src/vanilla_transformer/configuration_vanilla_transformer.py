@@ -51,7 +51,8 @@ _COUNTS = (
     "value_heads",
 )
 
-_CHOICES = {
+# Values of fields, by name.
+CHOICES = {
     "norm_type": ("layer_norm", "rms_norm"),
     "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated", "learned", "rotary"),
     "talking_heads": (None, "logits", "weights", "both"),
@@ -258,7 +259,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         faults += self._token_faults()
         faults += [
             f"`{name}` must be one of {', '.join(map(repr, choices))}, got {getattr(self, name)!r}."
-            for name, choices in (_CHOICES | {"activation_function": sorted(ACT2FN)}).items()
+            for name, choices in (CHOICES | {"activation_function": sorted(ACT2FN)}).items()
             if getattr(self, name) not in choices
         ]
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:

@@ -5,7 +5,6 @@ import random
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import get_args
 
 import onnxruntime
 import pytest
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.configuration_vanilla_transformer import CHOICES
 from vanilla_transformer_tools.exports import ctranslate2_conversion
 from vanilla_transformer_tools.exports import onnx as onnx_export
 from vanilla_transformer_tools.exports.export import export_model, verify
@@ -171,14 +171,6 @@ def test_graphs_of_variants_compute_what_the_model_computes(combination):
     assert agreement.gap < 1e-5
 
 
-# Fields whose values have names, but for activations: Transformers has those.
-CHOICES = {
-    name
-    for name, kind in VanillaTransformerConfig.__annotations__.items()
-    if str in (kind, *get_args(kind)) and name != "activation_function"
-}
-
-
 @pytest.mark.parametrize("name", [*sorted(CHOICES), "norm"])
 def test_config_that_no_format_knows_is_refused(name):
     model = build_variant(attn_implementation="eager")
@@ -198,8 +190,8 @@ def test_config_that_no_format_knows_is_refused(name):
 
 def test_each_choice_that_a_runtime_has_is_compared_with_torch():
     grid = [choice for axis in AXES.values() for choice in axis.values()]
-    for export, compared in ((onnx_export, grid), (ctranslate2_conversion, VARIANTS)):
-        for name, values in export._CHOICES.items():
+    for choices, compared in ((CHOICES, grid), (ctranslate2_conversion._CHOICES, VARIANTS)):
+        for name, values in choices.items():
             default = getattr(VanillaTransformerConfig, name)
             assert {*values} == {default, *(one[name] for one in compared if name in one)}
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.configuration_vanilla_transformer import _CHOICES
+from vanilla_transformer.configuration_vanilla_transformer import CHOICES
 from vanilla_transformer.layers_vanilla_transformer import NORMS
 from vanilla_transformer.stacks_vanilla_transformer import POSITIONS
 
@@ -224,4 +224,4 @@ def test_axes_leave_no_norm_and_no_position_out(field, built):
     default = getattr(VanillaTransformerConfig(), field)
     tried = {one.get(field, default) for choices in AXES.values() for one in choices.values()}
 
-    assert tried == built.keys() == {*_CHOICES[field]}, "see `Add a ...` in docs/architecture.md"
+    assert tried == built.keys() == {*CHOICES[field]}, "see `Add a ...` in docs/architecture.md"

@@ -137,10 +137,12 @@ def _wrong_words(prediction: str, references: Sequence[str]) -> tuple[int, int]:
 
 
 def _wrong_tokens(prediction: str, references: Sequence[str]) -> tuple[int, int]:
+    return fewest_edits(prediction.split(), [reference.split() for reference in references])
+
+
+def fewest_edits(tokens: Sequence[str], references: Iterable[Sequence[str]]) -> tuple[int, int]:
     """Edits and length of the reference with the lowest rate."""
-    tokens = prediction.split()
-    lines = [reference.split() for reference in references]
-    counts = [(edit_distance(tokens, line), len(line)) for line in lines]
+    counts = [(edit_distance(tokens, reference), len(reference)) for reference in references]
     return min(counts, key=lambda count: count[0] / max(count[1], 1))
 
 

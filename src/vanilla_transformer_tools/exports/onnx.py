@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.utils import CONFIG_NAME
 
+from vanilla_transformer.configuration_vanilla_transformer import CHOICES
 from vanilla_transformer_tools.exports.expressed import HEADS, SIZES, SWITCHES, unexpressed
 from vanilla_transformer_tools.exports.to_transformers import config_of_class
 from vanilla_transformer_tools.files import write_lines
@@ -38,13 +39,9 @@ logger = logging.getLogger(__name__)
 OPSET = 18
 GRAPHS_FOLDER = "onnx"
 ENCODER, DECODER = "encoder_model", "decoder_model_merged"
-# What the graphs compute; another field may need more than the inputs that they have.
+# What the graphs compute; another field may need more than the inputs that they have. All choices
+# are modules of the model, which are traced.
 _EXPRESSED = SIZES | SWITCHES | HEADS
-_CHOICES = {
-    "norm_type": ("layer_norm", "rms_norm"),
-    "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated", "learned", "rotary"),
-    "talking_heads": (None, "logits", "weights", "both"),
-}
 # A graph file holds at most 2 GiB; larger weights are in a file beside it.
 _LARGEST_GRAPH = 2**31 - 2**20
 
@@ -90,7 +87,7 @@ class _DecoderGraph(nn.Module):
 
 def refuse_unexpressed(model: PreTrainedModel) -> None:
     """Rejects a model if a field of its config changes what the graphs would compute."""
-    if faults := unexpressed(model.config, _EXPRESSED, _CHOICES):
+    if faults := unexpressed(model.config, _EXPRESSED, CHOICES):
         raise ValueError("\n".join(["The ONNX export cannot hold this model:", *faults]))
 
 
