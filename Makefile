@@ -73,7 +73,7 @@ newest:
 	$(MAKE) .venv-newest/.ready VENV=.venv-newest CONSTRAINTS=constraints-newest.txt \
 		UPGRADE="--upgrade --upgrade-strategy eager"
 
-# Breaks the repository in one place at a time: each defect must fail a test that passes otherwise.
+# Breaks the repository in one place at a time: each mutant must fail a test that passes otherwise.
 # SHARE=2/6 takes every sixth, beginning with the second, and assumes that all tests have passed.
 test-mutants: $(READY)
 	$(RUN)python checks/check_mutants.py --jobs 2 $(if $(SHARE),--share $(SHARE) --skip-unbroken)

@@ -1,4 +1,4 @@
-"""The budgets of the repository: lines of code, of files and functions, defects, and words of docs.
+"""The budgets of the repository: lines of code, of files and functions, mutants, and words of docs.
 
 Run it to see what is used, before the tests do. Whoever exceeds a budget removes as much in the
 same change. The aims are what the numbers shall come down to; they are lowered whenever there is
@@ -23,7 +23,7 @@ LINES = {
     "src/vanilla_transformer": (4_080, 3_500),
     "tests": (25_250, 23_000),
 }
-DEFECTS = (450, 450)
+MUTANTS = (450, 450)
 WORDS_OF_DOCS = (37_500, 37_500)
 # The folder of a model that an earlier commit saved, with its code.
 SAVED = "saved_before"
@@ -86,8 +86,8 @@ def large_examples() -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size > LINES_OF_AN_EXAMPLE}
 
 
-def defects() -> int:
-    """Number of planted defects, each of which begins with its description."""
+def mutants() -> int:
+    """Number of mutants, each of which begins with its description."""
     texts = [file.read_text(encoding="utf-8") for file in (ROOT / "tests/mutants").glob("*.diff")]
     # The first line of the code that it replaces; the others follow such a line.
     return sum(len(re.findall(r"^(?![-+] |@@).+\n(?=- )", text, re.MULTILINE)) for text in texts)
@@ -106,7 +106,7 @@ def used() -> Iterator[tuple[str, int, int, int]]:
     saved = saved_files()
     yield "lines of a saved model's code", sum(map(lines, saved)), *LINES_OF_A_SAVED_MODEL
     yield "files of a saved model's code", len(saved), *FILES_OF_A_SAVED_MODEL
-    yield "planted defects", defects(), *DEFECTS
+    yield "mutants", mutants(), *MUTANTS
     yield "words of README and docs", words_of_docs(), *WORDS_OF_DOCS
     yield f"files above {LINES_OF_A_FILE} lines", len(large_files()), LARGER_FILES, 0
     yield (

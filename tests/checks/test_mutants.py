@@ -1,4 +1,4 @@
-"""The lists of defects for `checks/check_mutants.py`; `make test-mutants` sees all caught."""
+"""The lists of mutants for `checks/check_mutants.py`; `make test-mutants` sees all caught."""
 
 import ast
 import textwrap
@@ -43,7 +43,7 @@ def test_each_defect_changes_one_place_and_leaves_valid_code(mutants, places):
     assert without_effect == []
 
 
-def test_names_of_defects_are_unique(mutants):
+def test_names_of_mutants_are_unique(mutants):
     counts = Counter(mutant.name for mutant in mutants)
     assert [name for name, count in counts.items() if count > 1] == []
 

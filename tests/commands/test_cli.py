@@ -71,6 +71,11 @@ def test_console_script_runs_the_command():
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("vanilla-transformer: --model needs the folder")
+    closed = subprocess.run(f"'{COMMAND}' --help >&-", shell=True, capture_output=True, check=False)
+    assert (closed.returncode, closed.stderr[:46]) == (
+        2,
+        b"vanilla-transformer: the standard output is cl",
+    )
 
 
 # Evaluating

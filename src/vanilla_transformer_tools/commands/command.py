@@ -46,6 +46,8 @@ Command = Callable[[list[str]], None]
 def run(command: Command, argv: list[str] | None = None) -> None:
     """Runs one command; a user's mistake prints one message and ends with status 2."""
     argv = sys.argv[1:] if argv is None else argv
+    if sys.stdout is None:
+        fail("the standard output is closed: redirect it to a file, or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Messages survive any encoding of the terminal.
         sys.stdout.reconfigure(errors="backslashreplace")
