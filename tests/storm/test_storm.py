@@ -42,16 +42,7 @@ SEARCH = ["--num_beams", "1", "--max_extra_tokens", "1"]
 
 @dataclass
 class Calm:
-    """What undisturbed commands made.
-
-    Attributes:
-        corpus: Folder with number words.
-        folder: Of a finished run, which kept the checkpoint of each update.
-        translation: Of the corpus' test set.
-        scores: Of that translation, as they are printed.
-        exported: The weights for CTranslate2.
-        seconds: How long each command took.
-    """
+    """What undisturbed commands made; the run in `folder` kept the checkpoint of each update."""
 
     corpus: Path
     folder: Path
@@ -115,12 +106,7 @@ def calm(server: CommandServer, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
 @dataclass
 class Round:
-    """One event.
-
-    Attributes:
-        home: An empty folder.
-        draw: Decides on everything.
-    """
+    """One event in an empty folder; `draw` decides on everything."""
 
     server: CommandServer
     calm: Calm
