@@ -2,9 +2,8 @@
 
 import fnmatch
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -12,17 +11,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer_tools.settings import TrainSettings
-from vanilla_transformer_tools.training.run import train
 from vanilla_transformer_tools.training.start import choose_parameters
 
 from ..models import Model
-from ..support.training_runs import (
-    assert_same_weights,
-    build_arguments,
-    build_settings,
-    read_json,
-    weights_of,
-)
+from ..support.training_runs import assert_same_weights, read_json, run_training, weights_of
 
 
 def trained(model: Model) -> set[str]:
@@ -84,9 +76,7 @@ def test_patterns_that_match_nothing_or_everything_are_refused(freeze):
 def base(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model that was never trained."""
     folder = tmp_path_factory.mktemp("base")
-    settings = build_settings(corpus, validated=False)
-    train(settings, build_arguments(settings, folder, max_steps=1, learning_rate=0.0))
-    return folder
+    return run_training(corpus, folder, {"validated": False}, max_steps=1, learning_rate=0.0)
 
 
 def fine_tune(
@@ -95,14 +85,11 @@ def fine_tune(
     folder: Path,
     *,
     updates: int = 3,
-    arguments: Mapping[str, object] = MappingProxyType({}),
-    **changes: object,
+    arguments: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> None:
-    changes = {"validated": False, "config": [], "init_from": str(base)} | changes
-    settings = build_settings(corpus, **changes)
-    # The machine would choose it by its speed.
-    given = ["bf16"]
-    train(settings, build_arguments(settings, folder, max_steps=updates, **arguments), given=given)
+    settings = {"validated": False, "config": [], "init_from": str(base)} | changes
+    run_training(corpus, folder, settings, max_steps=updates, **arguments or {})
 
 
 def test_weights_in_half_precision_are_trained_in_float32(corpus, base, tmp_path):
@@ -147,8 +134,7 @@ def test_resumed_run_ends_with_the_weights_of_one_in_one_go(corpus, base, tmp_pa
 
 def test_model_that_training_only_spoils_stays_as_it_was(corpus, tmp_path):
     base, run = tmp_path / "base", tmp_path / "run"
-    settings = build_settings(corpus, max_validation_pairs=4)
-    train(settings, build_arguments(settings, base, num_train_epochs=2), given=["bf16"])
+    run_training(corpus, base, {"max_validation_pairs": 4}, num_train_epochs=2)
     spoiling = {"learning_rate": 0.9, "warmup_steps": 0, "lr_scheduler_type": "constant"}
     given = {"validated": True, "max_validation_pairs": 4, "average_last": 2}
 

@@ -28,7 +28,7 @@ ARGUMENTS = arguments_of()
 
 
 class Run:
-    """A run of 100 seconds without a model, with a learning rate of 1; or one of so many updates.
+    """A run of 100 seconds without a model, with a learning rate of 1.
 
     `reading` is how long it takes to begin.
     """
@@ -40,19 +40,16 @@ class Run:
         checkpoint=None,
         first=0,
         now=1000.0,
-        updates=None,
         reading=0.0,
         evaluations=1,
     ):
         self.now = now
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.state = TrainerState(global_step=first, max_steps=updates or 10**9)
+        self.state = TrainerState(global_step=first, max_steps=10**9)
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
         self.scheduler = get_constant_schedule_with_warmup(optimizer, warmup)
         self.control = TrainerControl()
-        minutes = None if updates else 100 / 60
-        settings = TrainSettings(minutes=minutes)
-        self.stop = Schedule(settings, self.now, checkpoint, evaluations)
+        self.stop = Schedule(TrainSettings(minutes=100 / 60), self.now, checkpoint, evaluations)
         self.now += reading
         self.tell("on_train_begin", lr_scheduler=self.scheduler)
 

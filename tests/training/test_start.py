@@ -20,11 +20,11 @@ SETTINGS = TrainSettings(
 )
 
 
-def build(**changes):
+def build(pairs=PAIRS, **changes):
     settings = replace(SETTINGS, **changes)
     start = module.load_start(settings)
     config = new_config(settings, start.config)
-    return module.build_model(settings, start, config, PAIRS)
+    return module.build_model(settings, start, config, pairs)
 
 
 def test_new_model_generates_with_the_search_of_the_paper():
@@ -63,11 +63,9 @@ def test_config_of_the_plan_stays_as_it_is():
 @pytest.mark.parametrize("separate", [False, True])
 def test_sources_in_lower_case_are_learned_so_and_targets_as_they_are(separate):
     pairs = Dataset.from_dict({"source": ["Ab AB ab"], "target": ["Xy XY"]})
-    switches = {"separate_vocabularies": separate, "lowercase_sources": True, "vocab_size": 99}
+    sizes = {"vocab_size": 99, "target_vocab_size": 99 if separate else None}
 
-    settings = replace(SETTINGS, target_vocab_size=99 if separate else None, **switches)
-    config = new_config(settings, None)
-    tokenizers, _ = module.build_model(settings, module.NEW, config, pairs)
+    tokenizers, _ = build(pairs, separate_vocabularies=separate, lowercase_sources=True, **sizes)
 
     assert {"ab"} == {word for word in tokenizers.source.get_vocab() if word.lower() == "ab"}
     assert tokenizers.source("AB").input_ids == tokenizers.source("ab").input_ids
@@ -75,10 +73,9 @@ def test_sources_in_lower_case_are_learned_so_and_targets_as_they_are(separate):
 
 
 def test_tags_are_words_of_the_source_alone_when_vocabularies_are_separate():
-    settings = replace(SETTINGS, separate_vocabularies=True, tag_column="tag", vocab_size=9)
     pairs = PAIRS.add_column("tag", ["de", "en"])
 
-    tokenizers, _ = module.build_model(settings, module.NEW, new_config(settings, None), pairs)
+    tokenizers, _ = build(pairs, separate_vocabularies=True, tag_column="tag", vocab_size=9)
 
     assert set(language_tags(tokenizers.source)) == {"de", "en"}
     assert not language_tags(tokenizers.target)

@@ -37,13 +37,6 @@ def tokenizer():
 
 
 @pytest.fixture
-def separate(tokenizer):
-    """Tokenizers of two vocabularies."""
-    other = VanillaTransformerTokenizer.train(["x y z"], kind="word", vocab_size=9)
-    return TokenizerPair(tokenizer, other)
-
-
-@pytest.fixture
 def build(tmp_path, tokenizer):
     def build_trainer(*, alpha=0.0, tokenizers=None, sources=("w1",) * 16, **changes):
         pairs = ragged_pairs()
@@ -162,17 +155,20 @@ def test_checkpoint_of_weights_that_are_not_finite_is_refused(build, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checkpoint_has_the_tokenizer_of_the_target_if_it_is_another(build, separate, tmp_path):
-    for update, pair in ((1, TokenizerPair.joint(separate.source)), (2, separate)):
+def test_checkpoint_has_the_tokenizer_of_the_target_if_it_is_another(build, tokenizer, tmp_path):
+    target = VanillaTransformerTokenizer.train(["x y z"], kind="word", vocab_size=9)
+    for update, pair in enumerate(
+        (TokenizerPair.joint(tokenizer), TokenizerPair(tokenizer, target))
+    ):
         trainer = build(tokenizers=pair)
         trainer.create_optimizer_and_scheduler(num_training_steps=9)
         trainer.state.global_step = update
         save(trainer)
 
     joint, two = closed_checkpoints(tmp_path)
-    for folder, tokenizer in ((two, separate.source), (two / TARGET_FOLDER, separate.target)):
+    for folder, expected in ((two, tokenizer), (two / TARGET_FOLDER, target)):
         saved = VanillaTransformerTokenizer.from_pretrained(folder)
-        assert saved.get_vocab() == tokenizer.get_vocab()
+        assert saved.get_vocab() == expected.get_vocab()
     assert not (joint / TARGET_FOLDER).exists()
 
 
