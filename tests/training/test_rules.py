@@ -128,6 +128,8 @@ def test_numbers_at_the_ends_of_their_ranges_are_allowed(tmp_path, settings, giv
         ({"bpe_dropout": 1.0}, {}, "--bpe_dropout must be at least 0 and below 1, got 1.0"),
         ({"max_length": 1}, {}, "--max_length must be at least 2 and finite, got 1"),
         ({"minutes": math.nan}, {}, "--minutes must be at least 0.001 and finite, got nan"),
+        ({}, {"eval_steps": -1}, "--eval_steps must be at least 0 and finite, got -1"),
+        ({}, {"save_steps": math.inf}, "--save_steps must be at least 0 and finite, got inf"),
         ({}, {"push_to_hub": True}, "`vanilla-transformer push` shares the finished"),
         ({}, {"save_strategy": "best"}, "--save_strategy best leaves nothing to resume from"),
         ({"minutes": 1.0}, {"warmup_steps": 0.1}, "--warmup_steps, .* whose length .* got 0.1,"),
