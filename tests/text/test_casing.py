@@ -18,7 +18,10 @@ from .test_training_data import build as build_data
 SETTINGS = TrainSettings(
     all_caps_every=3, title_case_every=4, max_length=40, max_tokens_per_batch=160
 )
-PAIRS = [(f"der <ph>hund {number}", f"Straße {number}", "de") for number in range(1000, 1024)]
+PAIRS = [
+    (f"der <ph>hund {number}", f"Straße {number}", ("de", "en")[number % 3 == 0])
+    for number in range(1000, 1024)
+]
 SYMBOLS = ["<ph>", "<ph>x"]
 
 
@@ -29,7 +32,7 @@ def casing_of(symbols=(), **changes):
 def build(streaming=False, pairs=PAIRS, **changes):
     text = [" ".join(pair[:2]) for pair in pairs]
     tokenizer = VanillaTransformerTokenizer.train(
-        [*text, *map(str.upper, text)], kind="char", symbols=["<ph>"], target_languages=["de"]
+        [*text, *map(str.upper, text)], kind="char", symbols=["<ph>"], target_languages=["de", "en"]
     )
     settings = replace(SETTINGS, streaming=streaming, shuffle_buffer=24)
     return build_data(TokenizerPair.joint(tokenizer), settings, pairs, **changes), tokenizer
@@ -39,7 +42,10 @@ def texts_of(data, tokenizer, number=None):
     """Texts of the sources and targets of an epoch, or of the first batches of a stream."""
     loader = DataLoader(data.dataset, collate_fn=list, **data.batching)
     rows = [row for batch, _ in zip(loader, range(number or 999), strict=False) for row in batch]
-    assert all(row["input_ids"][0] == tokenizer.convert_tokens_to_ids("<2de>") for row in rows)
+    for row in rows:
+        number = int(tokenizer.decode(row["labels"], skip_special_tokens=True).split()[-1])
+        tag = "<2en>" if number % 3 == 0 else "<2de>"
+        assert row["input_ids"][0] == tokenizer.convert_tokens_to_ids(tag)
     sides = ([row[name] for row in rows] for name in ("input_ids", "labels"))
     texts = (tokenizer.batch_decode(side, skip_special_tokens=True) for side in sides)
     return sorted(zip(*texts, strict=True), key=lambda pair: pair[0].split()[-1])

@@ -144,6 +144,8 @@ def test_saved_dataset_gives_the_split_asked_for(tmp_path):
     DatasetDict(splits).save_to_disk(tmp_path / "saved")
 
     assert pairs_of(load(str(tmp_path / "saved"), split="validation")) == PAIRS
+    with pytest.raises(ValueError, match=r"no split 'test'. Choose from: train, validation\."):
+        load(str(tmp_path / "saved"), split="test")
 
 
 def test_named_dataset_is_loaded_with_its_configuration_and_split(monkeypatch):
@@ -158,15 +160,6 @@ def test_named_dataset_is_loaded_with_its_configuration_and_split(monkeypatch):
     dataset = load("team/corpus", config_name="de-en", split="test", **DE_EN)
 
     assert pairs_of(dataset) == PAIRS
-
-
-def test_folder_of_data_files_is_loaded_as_a_dataset(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    pq.write_table(pa.Table.from_pylist(RECORDS), folder / "train.parquet")
-
-    assert pairs_of(load(str(folder))) == PAIRS
 
 
 def test_pairs_that_cannot_be_stored_leave_no_file(write):
@@ -185,7 +178,7 @@ def test_pairs_that_cannot_be_stored_leave_no_file(write):
     assert set(folder.iterdir()) == before
 
 
-def test_full_cache_of_datasets_is_told_by_its_own_folder(tmp_path, monkeypatch):
+def test_folder_of_data_files_is_a_dataset_and_its_full_cache_is_told(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
     folder = tmp_path / "corpus"
@@ -197,6 +190,7 @@ def test_full_cache_of_datasets_is_told_by_its_own_folder(tmp_path, monkeypatch)
         pytest.raises(OSError, match=rf"no room for the data of '{folder}' in '{cache}'.*HF_HOME"),
     ):
         load(str(folder))
+    assert pairs_of(load(str(folder))) == PAIRS * 2000
 
 
 # Errors of reading
@@ -324,11 +318,3 @@ def test_unknown_name_is_refused_as_file_and_as_dataset(monkeypatch):
 
     with pytest.raises(FileNotFoundError, match=r"'team/none' is no file, .* Hub: not there"):
         load("team/none")
-
-
-def test_unknown_split_of_a_saved_dataset_is_refused_with_the_known_ones(tmp_path):
-    pairs = Dataset.from_list(RECORDS)
-    DatasetDict({"train": pairs, "valid": pairs}).save_to_disk(tmp_path / "saved")
-
-    with pytest.raises(ValueError, match=r"no split 'test'. Choose from: train, valid\."):
-        load(str(tmp_path / "saved"), split="test")

@@ -292,18 +292,3 @@ def test_run_saves_and_scores_a_stream_by_updates(corpus, tmp_path, capsys):
     assert "A stream of pairs, 3 updates" in (tmp_path / "README.md").read_text()
     plan = capsys.readouterr().out
     assert "100 a buffer, 0 of them cut" in plan
-
-
-def test_tag_comes_before_the_source_of_its_pair():
-    tokenizer = VanillaTransformerTokenizer.train(
-        ["abc"], vocab_size=20, kind="char", target_languages=["de", "en"]
-    )
-    rows = [("a" * n, "b" * n, ("de", "en")[n % 3 == 0]) for n in range(1, 9)]
-    given = {"max_length": MAX_LENGTH, "max_tokens": 300, "buffer_size": 8, "seed": 0}
-
-    stream = TokenBatchStream(lambda: iter(rows), TokenizerPair.joint(tokenizer), **given)
-
-    read = [row for batch in islice(stream, stream.batches_per_buffer) for row in batch]
-    texts = [tokenizer.batch_decode([row[name] for row in read]) for name in read[0]]
-    expected = [(f"<2{tag}>{source}</s>", f"{target}</s>") for source, target, tag in rows]
-    assert sorted(zip(*texts, strict=True)) == sorted(expected)
