@@ -31,10 +31,7 @@ def test_two_processes_end_in_the_folder_of_one(corpus, tmp_path, optimizer):
 
     folders = Path(together), Path(alone)
     assert checkpoints_of(folders[0]) == checkpoints_of(folders[1]) == [2, 4]
-    assert (
-        read_json(folders[0] / "run.json")["weights"]
-        == read_json(folders[1] / "run.json")["weights"]
-    )
+    assert len({read_json(folder / "run.json")["weights"] for folder in folders}) == 1
     scores = [read_json(folder / "results.json")["validation"] for folder in folders]
     for name in ("bleu", "chrf", "exact_match", "lines"):
         assert scores[0][name] == scores[1][name]

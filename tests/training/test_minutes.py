@@ -148,9 +148,6 @@ def test_given_options_are_left_alone_and_later_rules_follow_them():
     assert "max_tokens_per_batch" not in values
     assert values["learning_rate"] == 0.008
     assert values["warmup_steps"] < decided(CAPTIONS)["warmup_steps"]
-
-
-def test_rate_is_that_of_adam_if_the_user_chose_the_optimizer():
     assert decided(CAPTIONS, {"optim"})["learning_rate"] == 0.003
 
 
@@ -189,12 +186,6 @@ def test_option_that_another_one_decides_is_left_alone(given, changes, left):
     assert left not in decided(stats, {given}, dataclasses.replace(SETTINGS, **changes))
 
 
-def with_saved_tokenizer(folder, **options):
-    lines = ["the old man sleeps , yes ."] * 3
-    VanillaTransformerTokenizer.train(lines, vocab_size=300, **options).save_pretrained(folder)
-    return dataclasses.replace(SETTINGS, tokenizer=str(folder))
-
-
 @pytest.mark.parametrize(
     ("options", "of_tokenizers"),
     [
@@ -206,8 +197,10 @@ def with_saved_tokenizer(folder, **options):
 def test_rules_follow_saved_tokenizers(options, of_tokenizers, tmp_path):
     of_saved = {"tokenizer_kind", "vocab_size"}
     alike = dataclasses.replace(SETTINGS, **of_tokenizers)
+    lines = ["the old man sleeps , yes ."] * 3
+    VanillaTransformerTokenizer.train(lines, vocab_size=300, **options).save_pretrained(tmp_path)
 
-    values = decided(CAPTIONS, (), with_saved_tokenizer(tmp_path, **options))
+    values = decided(CAPTIONS, (), dataclasses.replace(SETTINGS, tokenizer=str(tmp_path)))
 
     assert values == decided(CAPTIONS, of_saved, alike)
     assert values != decided(CAPTIONS, of_saved)
