@@ -276,6 +276,7 @@ class Job:
             "seed": 1,
             "updates": FAR,
             "report": self.report,
+            "threads": os.environ.get("OMP_NUM_THREADS", os.cpu_count()),
             "save": self.save,
             "rate": self.rate,
             "scaled_rate": round(self.rate * (128 * 800) ** 0.5, 6),
@@ -366,7 +367,8 @@ class Job:
             self.toolkit.translate,
             source=self.text.folder / f"validation.{SIDES[0]}",
             output=output,
-            checkpoint=self.folder / "model" / name,
+            # Marian has no folder for its model, so no path may lead through it.
+            checkpoint=os.path.normpath(self.folder / "model" / name),
         )
         # Checkpoints of OpenNMT-py 3.0 hold objects, which torch refuses since 2.6.
         environment = {**os.environ, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
