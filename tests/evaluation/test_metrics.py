@@ -183,12 +183,14 @@ def test_scores_take_several_references():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("exact_match", 50), ("wer", 50), ("per", 100 * 1 / (2 + 4))]
+    ("name", "expected"), [("exact_match", 100 / 3), ("wer", 200 / 3), ("per", 100 * 3 / 10)]
 )
 def test_best_reference_of_a_line_counts(name, expected):
-    references = [("x y", "a b"), ("a b c x", "u v w x y z")]
+    # Of the last line, one has the fewest edits, and the other the lowest rate: 2 of 4.
+    references = [("x y", "a b"), ("a b c x", "u v w x y z"), ("a", "a b c d")]
 
-    assert score(["a b", "a b c d"], references, metrics=[name])[name] == pytest.approx(expected)
+    scores = score(["a b", "a b c d", "a b"], references, metrics=[name])
+    assert scores[name] == pytest.approx(expected)
 
 
 # Error rates of spelling to phonemes
