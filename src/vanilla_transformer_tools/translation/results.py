@@ -13,7 +13,7 @@ from vanilla_transformer_tools.text.tokenizer_pair import decoded, unknown_id
 from vanilla_transformer_tools.translation.engine import Hypothesis
 
 # What `str.splitlines` and many editors take for the end of a line.
-_LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+LINE_SEPARATORS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 # No blank follows a sentence of Chinese or Japanese.
 _NO_BLANK_AFTER = re.compile(
     "[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003134f]"
@@ -69,7 +69,7 @@ def translation_of(
 
     The first tokens, as many as `first`, are no text.
     """
-    text, replaced = _LINE_SEPARATORS.subn(" ", decoded(tokenizer, hypothesis.tokens[first:]))
+    text, replaced = LINE_SEPARATORS.subn(" ", decoded(tokenizer, hypothesis.tokens[first:]))
     # Its blanks, without controls and marks; an argument may hold a line feed.
     before, after = (
         "".join(character for character in end if character in BLANKS)
