@@ -30,7 +30,7 @@ def mutants(places):
     return load_mutants(MUTANTS, places)
 
 
-def test_each_defect_changes_one_place_and_leaves_valid_code(mutants, places):
+def test_each_mutant_changes_one_place_and_leaves_valid_code(mutants, places):
     without_effect = []
     for mutant in mutants:
         [(place, _)] = mutant.matches(places)
@@ -52,6 +52,13 @@ def test_tests_to_run_exist(mutants):
     names = {name for mutant in mutants for name in mutant.tests}
     assert [name for name in sorted(names) if not find_tests(name)] == []
     assert all(mutant.tests for mutant in mutants)
+    gone = []
+    for name, test in load_record(MUTANTS).items():
+        stem, _, case = test.partition("::")
+        texts = [(ROOT / file).read_text(encoding="utf-8") for file in find_tests(stem)]
+        if not any(f"def {case.partition('[')[0]}(" in text for text in texts):
+            gone.append(f"{name}: run it by check_mutants.py --record, as {test} is gone")
+    assert gone == []
 
 
 @pytest.mark.parametrize(("old", "count"), [("no such code", 0), ("return", 2)])
